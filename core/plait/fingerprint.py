@@ -1,0 +1,133 @@
+"""The fingerprint: identity of decoded weights, independent of chunking, codec, sharding and order.
+
+Two 64-bit lanes. For the word numbered w with value v, `key = (w << 16) | v`; lane 0 adds
+`fmix64(key + SEED_0)` (MurmurHash3's finaliser), lane 1 adds `mix13(key + SEED_1)` (splitmix64's
+finaliser, Stafford's variant 13), all modulo 2^64. A sum: parts add up in any order, and an update
+costs O(changed). It detects accidents, not attackers (docs/format.md).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from plait.errors import DocumentInvalid
+from plait.layout import words_per_item
+
+_MASK: Final = (1 << 64) - 1
+_HEX: Final = re.compile(r"[0-9a-f]{32}")
+
+# Full passes run in slices, so that Ctrl-C and other threads get a turn.
+_SLICE_ITEMS: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Two lanes, each an integer modulo 2^64. Adds and subtracts lane by lane."""
+
+    lane0: int = 0
+    lane1: int = 0
+
+    def __add__(self, other: "Fingerprint") -> "Fingerprint":
+        return Fingerprint((self.lane0 + other.lane0) & _MASK, (self.lane1 + other.lane1) & _MASK)
+
+    def __sub__(self, other: "Fingerprint") -> "Fingerprint":
+        return Fingerprint((self.lane0 - other.lane0) & _MASK, (self.lane1 - other.lane1) & _MASK)
+
+    def __neg__(self) -> "Fingerprint":
+        return ZERO - self
+
+    def __str__(self) -> str:
+        return f"{self.lane0:016x}{self.lane1:016x}"
+
+    @classmethod
+    def parse(cls, text: object) -> "Fingerprint":
+        """From 32 lower-case hex digits, lane 0 first.
+
+        Raises:
+            DocumentInvalid: anything else.
+        """
+        if not isinstance(text, str) or not _HEX.fullmatch(text):
+            raise DocumentInvalid(f"a fingerprint is 32 lower-case hex digits: {str(text)[:80]!r}")
+        return cls(int(text[:16], 16), int(text[16:], 16))
+
+
+ZERO: Final = Fingerprint()
+
+
+def fingerprint_run(bits: NDArray[Any], first_word: int) -> Fingerprint:
+    """Fingerprint of consecutive items whose first word is number `first_word`.
+
+    Args:
+        bits: 1-d contiguous uint8, uint16, uint32 or uint64.
+        first_word: canonical index of the first item's first word.
+    """
+    total = ZERO
+    for start in range(0, bits.size, _SLICE_ITEMS):
+        part = bits[start : start + _SLICE_ITEMS]
+        word = first_word + start * words_per_item(bits.itemsize)
+        total += Fingerprint(*map(int, _sum_run(_as_words(part), word)))
+    return total
+
+
+def fingerprint_at(words: NDArray[np.int64], bits: NDArray[Any]) -> Fingerprint:
+    """Fingerprint of scattered items: `words[i]` is the first word of item `bits[i]`.
+
+    Args:
+        words: 1-d int64.
+        bits: 1-d uint8, uint16, uint32 or uint64 of the same length.
+    """
+    width = words_per_item(bits.itemsize)
+    values = _as_words(np.ascontiguousarray(bits))
+    return Fingerprint(*map(int, _sum_scattered(words, values, width)))
+
+
+def _as_words(bits: NDArray[Any]) -> NDArray[Any]:
+    """Items as their words: uint8 stays (zero-extended in the kernel), wider ones become uint16."""
+    return bits if bits.itemsize <= 2 else bits.view("<u2")
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _fmix64(key: Any) -> Any:
+    key ^= key >> np.uint64(33)
+    key *= np.uint64(0xFF51AFD7ED558CCD)
+    key ^= key >> np.uint64(33)
+    key *= np.uint64(0xC4CEB9FE1A85EC53)
+    return key ^ (key >> np.uint64(33))
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _mix13(key: Any) -> Any:
+    key ^= key >> np.uint64(30)
+    key *= np.uint64(0xBF58476D1CE4E5B9)
+    key ^= key >> np.uint64(27)
+    key *= np.uint64(0x94D049BB133111EB)
+    return key ^ (key >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _sum_run(values: Any, first_word: Any) -> Any:
+    lane0 = np.uint64(0)
+    lane1 = np.uint64(0)
+    first = np.uint64(first_word)
+    for i in range(values.size):
+        key = ((first + np.uint64(i)) << np.uint64(16)) | np.uint64(values[i])
+        lane0 += _fmix64(key + np.uint64(0x9E3779B97F4A7C15))
+        lane1 += _mix13(key + np.uint64(0xC2B2AE3D27D4EB4F))
+    return lane0, lane1
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _sum_scattered(words: Any, values: Any, width: Any) -> Any:
+    lane0 = np.uint64(0)
+    lane1 = np.uint64(0)
+    for i in range(words.size):
+        for k in range(width):
+            word = np.uint64(words[i]) + np.uint64(k)
+            key = (word << np.uint64(16)) | np.uint64(values[i * width + k])
+            lane0 += _fmix64(key + np.uint64(0x9E3779B97F4A7C15))
+            lane1 += _mix13(key + np.uint64(0xC2B2AE3D27D4EB4F))
+    return lane0, lane1
