@@ -1,0 +1,393 @@
+"""The manifest and the version record: the two documents that a commit is made of.
+
+A manifest leads from one state of the weights to another; a version record is the identity of a
+committed version. Both are canonical documents; a version is committed with one manifest and may
+gain more (an anchor, a squashed delta).
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Final, Literal
+
+from plait import canonical
+from plait.errors import DocumentInvalid, FingerprintMismatch, LimitExceeded
+from plait.fingerprint import ZERO, Fingerprint
+from plait.limits import (
+    CHUNK_BYTES_MAX,
+    CHUNKS_PER_MANIFEST_MAX,
+    FRAMES_MAX,
+    INTEGER_MAX,
+    METADATA_BYTES_MAX,
+    NAME_BYTES_MAX,
+    SIDE_FILE_BYTES_MAX,
+    SIDE_FILE_NAME_BYTES_MAX,
+    SIDE_FILES_MAX,
+)
+
+MANIFEST_FORMAT: Final = "plait-manifest/1"
+RECORD_FORMAT: Final = "plait-version/1"
+
+Kind = Literal["delta", "anchor"]
+Proof = Literal["full", "incremental", "unproven"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEntry:
+    """One chunk as a manifest names it.
+
+    Attributes:
+        digest, size: of the stored bytes.
+        slot: the grain slot that its frames belong to (0 where the cut has one slot).
+        frames: numbers in the cut, increasing.
+        increment: sum of its frames' fingerprint increments.
+    """
+
+    digest: str
+    size: int
+    slot: int
+    frames: tuple[int, ...]
+    increment: Fingerprint
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "digest": self.digest,
+            "size": self.size,
+            "slot": self.slot,
+            "frames": list(self.frames),
+            "increment": str(self.increment),
+        }
+
+    @classmethod
+    def parse(cls, row: object) -> "ChunkEntry":
+        fields_ = _object(row, {"digest", "size", "slot", "frames", "increment"}, "chunk")
+        frames = fields_["frames"]
+        if not isinstance(frames, list) or not frames:
+            raise DocumentInvalid("a chunk's 'frames' must be a non-empty list")
+        numbers = tuple(_integer(number, "frame number", FRAMES_MAX - 1) for number in frames)
+        if any(a >= b for a, b in itertools.pairwise(numbers)):
+            raise DocumentInvalid(f"a chunk's frame numbers must increase: {numbers[:16]}")
+        return cls(
+            digest=_digest(fields_["digest"], "chunk digest"),
+            size=_integer(fields_["size"], "chunk size", CHUNK_BYTES_MAX),
+            slot=_integer(fields_["slot"], "chunk slot", FRAMES_MAX),
+            frames=numbers,
+            increment=Fingerprint.parse(fields_["increment"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """A file that travels with an anchor (config, tokenizer), stored as one object."""
+
+    name: str
+    digest: str
+    size: int
+
+    def to_document(self) -> dict[str, Any]:
+        return {"name": self.name, "digest": self.digest, "size": self.size}
+
+    @classmethod
+    def parse(cls, row: object) -> "SideFile":
+        fields_ = _object(row, {"name", "digest", "size"}, "side file")
+        return cls(
+            name=check_side_file_name(fields_["name"]),
+            digest=_digest(fields_["digest"], "side file digest"),
+            size=_integer(fields_["size"], "side file size", SIDE_FILE_BYTES_MAX),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a manifest costs and changes.
+
+    Attributes:
+        changed_elements: items whose bits differ (all of them in an anchor).
+        changed_bytes: their bytes.
+        total_elements, dense_bytes: of the layout.
+        chunk_bytes: sum of the chunks' sizes.
+    """
+
+    changed_elements: int
+    changed_bytes: int
+    total_elements: int
+    dense_bytes: int
+    chunk_bytes: int
+
+    def to_document(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def parse(cls, row: object) -> "Statistics":
+        names = {f.name for f in fields(cls)}
+        row = _object(row, names, "statistics")
+        return cls(**{name: _integer(row[name], name, INTEGER_MAX) for name in names})
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Leads from one state to another, or from nothing to one.
+
+    Attributes:
+        kind: `delta` has a base, `anchor` has none.
+        layout, cut: digests; `cut` is None where there are no chunks.
+        base: the state it leads from (*from*); None in an anchor.
+        target: the state it leads to (*to*).
+        chunks: the delta's frames that changed; every frame of an anchor.
+        external: an anchor whose bytes both sides already hold: no chunks.
+        side_files: anchors only.
+
+    Raises:
+        DocumentInvalid: the parts contradict each other.
+        FingerprintMismatch: base + increments isn't target.
+    """
+
+    kind: Kind
+    layout: str
+    cut: str | None
+    base: Fingerprint | None
+    target: Fingerprint
+    chunks: tuple[ChunkEntry, ...]
+    statistics: Statistics
+    external: bool = False
+    side_files: tuple[SideFile, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        self._check_shape()
+        if not self.external:
+            self._check_sum()
+
+    def _check_shape(self) -> None:
+        if (self.kind == "delta") == (self.base is None):
+            raise DocumentInvalid("a delta has a base and an anchor has none")
+        if self.external and (self.kind != "anchor" or self.chunks):
+            raise DocumentInvalid("an external manifest is an anchor without chunks")
+        if self.chunks and self.cut is None:
+            raise DocumentInvalid("a manifest with chunks names its cut")
+        if self.side_files and self.kind != "anchor":
+            raise DocumentInvalid("side files travel with anchors only")
+        if len(self.chunks) > CHUNKS_PER_MANIFEST_MAX or len(self.side_files) > SIDE_FILES_MAX:
+            raise LimitExceeded(
+                f"{len(self.chunks)} chunks and {len(self.side_files)} side files; "
+                f"at most {CHUNKS_PER_MANIFEST_MAX} and {SIDE_FILES_MAX}"
+            )
+        numbers = [number for chunk in self.chunks for number in chunk.frames]
+        if len(set(numbers)) != len(numbers):
+            raise DocumentInvalid("a frame occurs in two chunks")
+        names = [side_file.name for side_file in self.side_files]
+        if len(set(names)) != len(names):
+            raise DocumentInvalid("two side files have one name")
+
+    def _check_sum(self) -> None:
+        reached = sum((chunk.increment for chunk in self.chunks), self.base or ZERO)
+        if reached != self.target:
+            raise FingerprintMismatch(
+                f"base and increments add up to {reached}, not to the target {self.target}: "
+                "a change is lost or counted twice",
+                expected=str(self.target),
+                found=str(reached),
+            )
+
+    @property
+    def increment(self) -> Fingerprint:
+        """Target minus base."""
+        return self.target - (self.base or ZERO)
+
+    @property
+    def chunk_bytes(self) -> int:
+        return sum(chunk.size for chunk in self.chunks)
+
+    @cached_property
+    def data(self) -> bytes:
+        """Canonical bytes."""
+        return canonical.serialize(self.to_document())
+
+    @cached_property
+    def digest(self) -> str:
+        return canonical.digest_of(self.data)
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "format": MANIFEST_FORMAT,
+            "requires": [],
+            "kind": self.kind,
+            "layout": self.layout,
+            "cut": self.cut,
+            "from": None if self.base is None else str(self.base),
+            "to": str(self.target),
+            "external": self.external,
+            "chunks": [chunk.to_document() for chunk in self.chunks],
+            "side_files": [side_file.to_document() for side_file in self.side_files],
+            "statistics": self.statistics.to_document(),
+        }
+
+    @classmethod
+    def parse(cls, data: bytes | str) -> "Manifest":
+        return cls.from_document(canonical.parse(data, expected_format=MANIFEST_FORMAT))
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "Manifest":
+        """From a parsed JSON object (a commit carries it inline).
+
+        Raises:
+            DocumentInvalid, UnsupportedFormat, LimitExceeded, FingerprintMismatch.
+        """
+        canonical.check_header(document, expected_format=MANIFEST_FORMAT)
+        row = _object(document, _MANIFEST_FIELDS, "manifest")
+        if row["kind"] not in ("delta", "anchor") or not isinstance(row["external"], bool):
+            raise DocumentInvalid(f"unknown kind of manifest: {row['kind']!r}")
+        if not isinstance(row["chunks"], list) or not isinstance(row["side_files"], list):
+            raise DocumentInvalid("'chunks' and 'side_files' must be lists")
+        return cls(
+            kind=row["kind"],
+            layout=_digest(row["layout"], "layout digest"),
+            cut=None if row["cut"] is None else _digest(row["cut"], "cut digest"),
+            base=None if row["from"] is None else Fingerprint.parse(row["from"]),
+            target=Fingerprint.parse(row["to"]),
+            chunks=tuple(ChunkEntry.parse(chunk) for chunk in row["chunks"]),
+            statistics=Statistics.parse(row["statistics"]),
+            external=row["external"],
+            side_files=tuple(SideFile.parse(side_file) for side_file in row["side_files"]),
+        )
+
+
+@dataclass(frozen=True)
+class VersionRecord:
+    """The identity of a version: its digest is the version digest and the idempotency key.
+
+    Attributes:
+        policy: name of the line.
+        layout: digest.
+        parent: version digest, None for the first of a line.
+        fingerprint: of the whole weights.
+        proof: how the fingerprint is known: `full` pass, `incremental`, `unproven`.
+        metadata: training facts (step, learning rate, message); free, small.
+        nonce: makes two publishes of one content two versions.
+    """
+
+    policy: str
+    layout: str
+    parent: str | None
+    fingerprint: Fingerprint
+    proof: Proof
+    nonce: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = len(canonical.serialize(self.metadata))
+        if size > METADATA_BYTES_MAX:
+            raise LimitExceeded(f"metadata of {size} bytes; at most {METADATA_BYTES_MAX}")
+        check_name(self.policy, "policy")
+
+    @cached_property
+    def data(self) -> bytes:
+        """Canonical bytes."""
+        return canonical.serialize(self.to_document())
+
+    @cached_property
+    def digest(self) -> str:
+        return canonical.digest_of(self.data)
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "format": RECORD_FORMAT,
+            "requires": [],
+            "policy": self.policy,
+            "layout": self.layout,
+            "parent": self.parent,
+            "fingerprint": str(self.fingerprint),
+            "proof": self.proof,
+            "metadata": dict(self.metadata),
+            "nonce": self.nonce,
+        }
+
+    @classmethod
+    def parse(cls, data: bytes | str) -> "VersionRecord":
+        return cls.from_document(canonical.parse(data, expected_format=RECORD_FORMAT))
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "VersionRecord":
+        """From a parsed JSON object (a commit carries it inline).
+
+        Raises:
+            DocumentInvalid, UnsupportedFormat, LimitExceeded.
+        """
+        canonical.check_header(document, expected_format=RECORD_FORMAT)
+        row = _object(document, _RECORD_FIELDS, "version record")
+        if row["proof"] not in ("full", "incremental", "unproven"):
+            raise DocumentInvalid(f"unknown proof: {row['proof']!r}")
+        if not isinstance(row["nonce"], str) or not 16 <= len(row["nonce"]) <= 64:
+            raise DocumentInvalid("a version record's nonce is a string of 16 to 64 characters")
+        if not isinstance(row["metadata"], dict):
+            raise DocumentInvalid("a version record's metadata is an object")
+        return cls(
+            policy=check_name(row["policy"], "policy"),
+            layout=_digest(row["layout"], "layout digest"),
+            parent=None if row["parent"] is None else _digest(row["parent"], "parent"),
+            fingerprint=Fingerprint.parse(row["fingerprint"]),
+            proof=row["proof"],
+            nonce=row["nonce"],
+            metadata=row["metadata"],
+        )
+
+
+_MANIFEST_FIELDS: Final = {
+    "format", "requires", "kind", "layout", "cut", "from", "to",
+    "external", "chunks", "side_files", "statistics",
+}  # fmt: skip
+_RECORD_FIELDS: Final = {
+    "format", "requires", "policy", "layout", "parent",
+    "fingerprint", "proof", "metadata", "nonce",
+}  # fmt: skip
+
+
+def check_name(name: object, noun: str) -> str:
+    """A policy, channel or replica name: letters, digits, `.`, `_`, `-`; not a number.
+
+    Raises:
+        DocumentInvalid: anything else. A REF like `41` or `main~3` must stay unambiguous.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_BYTES_MAX:
+        raise DocumentInvalid(f"a {noun} name has 1 to {NAME_BYTES_MAX} characters: {name!r:.80}")
+    plain = name.replace(".", "").replace("_", "").replace("-", "")
+    if not (name.isascii() and plain.isalnum() and name[0].isalnum()) or name.isdigit():
+        raise DocumentInvalid(
+            f"{name!r} can't name a {noun}: letters, digits, '.', '_' and '-' only, "
+            "a letter or digit first, and not a number"
+        )
+    return name
+
+
+def check_side_file_name(name: object) -> str:
+    """A relative path of plain components, so that no checkout can write outside its folder."""
+    if not isinstance(name, str) or not 0 < len(name.encode()) <= SIDE_FILE_NAME_BYTES_MAX:
+        raise DocumentInvalid(f"a side file's name has 1 to {SIDE_FILE_NAME_BYTES_MAX} bytes")
+    parts = name.split("/")
+    hidden_journal = parts[0] == ".plait"
+    if hidden_journal or "\\" in name or "\0" in name or any(p in ("", ".", "..") for p in parts):
+        raise DocumentInvalid(f"{name!r} can't be a side file's name")
+    return name
+
+
+def _object(row: object, names: set[str], noun: str) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise DocumentInvalid(f"a {noun} must be an object, got {type(row).__name__}")
+    if set(row) != names:
+        odd = sorted(set(row) ^ names)
+        raise DocumentInvalid(f"a {noun} has missing or unknown fields: {', '.join(odd)[:200]}")
+    return dict(row)
+
+
+def _digest(value: object, noun: str) -> str:
+    if not canonical.is_digest(value):
+        raise DocumentInvalid(f"{noun} must be 'sha256:' and 64 hex digits, got {value!r:.80}")
+    return str(value)
+
+
+def _integer(value: object, noun: str, most: int) -> int:
+    if type(value) is not int or value < 0:
+        raise DocumentInvalid(f"{noun} must be a non-negative integer, got {value!r:.80}")
+    if value > most:
+        raise LimitExceeded(f"{noun} is {value}; at most {most}")
+    return value
