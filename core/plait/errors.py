@@ -25,10 +25,12 @@
     │   └── CommitUnknown        the answer was lost: ask by version digest
     ├── StoreError
     │   ├── ObjectMissing
+    │   ├── ChunkMissing         a commit names chunks that were never uploaded
     │   ├── StoreUnavailable
     │   └── NoSpace
     ├── ServiceError
     │   ├── RegistryUnavailable
+    │   ├── Unauthenticated      no token, or not the registry's
     │   └── RequestRejected
     ├── EngineError
     │   ├── EngineUnavailable
@@ -197,6 +199,11 @@ class ObjectMissing(StoreError, LookupError):
     http_status = 404
 
 
+class ChunkMissing(StoreError):
+    code = "chunk_missing"
+    http_status = 422
+
+
 class StoreUnavailable(StoreError):
     code = "store_unavailable"
     exit_code = 4
@@ -218,6 +225,11 @@ class RegistryUnavailable(ServiceError):
     exit_code = 4
     retryable = True
     http_status = 503
+
+
+class Unauthenticated(ServiceError):
+    code = "unauthenticated"
+    http_status = 401
 
 
 class RequestRejected(ServiceError):

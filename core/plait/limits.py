@@ -34,6 +34,7 @@ INTEGER_MAX: Final = (1 << 53) - 1  # what every JSON reader can hold exactly (R
 
 # The registry -------------------------------------------------------------------------------------
 NAME_BYTES_MAX: Final = 128  # policies, channels, replicas
+ACTOR_BYTES_MAX: Final = 256  # who moved a channel: an account, a host, a job
 PLAN_STEPS_MAX: Final = 4096
 PAGE_SIZE_MAX: Final = 1000
 WAIT_SECONDS_MAX: Final = 60.0  # long-poll; proxies drop idle connections soon after

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from plait.limits import INTEGER_MAX, NAME_BYTES_MAX
+from plait.limits import ACTOR_BYTES_MAX, INTEGER_MAX, NAME_BYTES_MAX
 
 
 class WireDocument(BaseModel):
@@ -26,6 +26,9 @@ Name = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=NAME_BYTES_MAX),
 ]
+# Databases can't hold a NUL in a text.
+Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+Actor = Annotated[Text, Field(max_length=ACTOR_BYTES_MAX)]
 Seq = Annotated[int, Field(ge=1, le=INTEGER_MAX)]
 Generation = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 Count = Annotated[int, Field(ge=0, le=INTEGER_MAX)]

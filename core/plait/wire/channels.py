@@ -6,11 +6,13 @@ from pydantic import Field
 
 from plait.limits import REASON_BYTES_MAX
 from plait.wire.base import (
+    Actor,
     Digest,
     FingerprintHex,
     Generation,
     Name,
     Seq,
+    Text,
     Time,
     WireDocument,
     WireRequest,
@@ -51,7 +53,7 @@ class CreateChannel(WireRequest):
 
     name: Name
     to: Annotated[str, Field(min_length=1, max_length=256)]
-    actor: str = ""
+    actor: Actor = ""
 
 
 class MoveRequest(WireRequest):
@@ -67,9 +69,9 @@ class MoveRequest(WireRequest):
     to: Annotated[str, Field(min_length=1, max_length=256)]
     expected_generation: Generation
     kind: Literal["promote", "rollback"]
-    move_id: Annotated[str, Field(min_length=16, max_length=64)]
-    reason: Annotated[str, Field(max_length=REASON_BYTES_MAX)] = ""
-    actor: str = ""
+    move_id: Annotated[Text, Field(min_length=16, max_length=64)]
+    reason: Annotated[Text, Field(max_length=REASON_BYTES_MAX)] = ""
+    actor: Actor = ""
 
 
 class ChannelEvent(WireDocument):

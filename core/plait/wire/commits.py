@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from plait.wire.base import Digest, Generation, Name, WireRequest
+from plait.wire.base import Actor, Digest, Generation, Name, WireRequest
 
 
 class CommitRequest(WireRequest):
@@ -22,4 +22,4 @@ class CommitRequest(WireRequest):
     expected_generation: Generation
     record: dict[str, Any]
     manifest: dict[str, Any]
-    actor: str = ""
+    actor: Actor = ""

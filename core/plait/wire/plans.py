@@ -21,12 +21,15 @@ class PlanRequest(WireRequest):
     Attributes:
         held: None if the caller holds nothing.
         to: any REF of the policy.
+        allow_external: a plan from nothing may begin at an external anchor, whose weights the
+            caller must already have on its disk.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
 
     held: HeldState | None = Field(default=None, alias="from")
     to: Annotated[str, Field(min_length=1, max_length=256)]
+    allow_external: bool = True
 
 
 class PlanChunk(WireDocument):

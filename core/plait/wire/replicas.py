@@ -11,6 +11,7 @@ from plait.wire.base import (
     Generation,
     Name,
     Seq,
+    Text,
     Time,
     WireDocument,
     WireRequest,
@@ -31,16 +32,18 @@ class ReplicaReport(WireRequest):
     """
 
     channel: Name
-    engine: Annotated[str, Field(max_length=128)]
-    location: Annotated[str, Field(max_length=128)] = ""
+    engine: Annotated[Text, Field(max_length=128)]
+    location: Annotated[Text, Field(max_length=128)] = ""
     phase: Phase
     seq: Seq | None
     layout_digest: Digest | None
     fingerprint: FingerprintHex | None
     seen_generation: Generation
-    error: Annotated[str, Field(max_length=4096)] = ""
-    error_code: Annotated[str, Field(max_length=64)] = ""
-    durations: dict[str, float] = Field(default_factory=dict)
+    error: Annotated[Text, Field(max_length=4096)] = ""
+    error_code: Annotated[Text, Field(max_length=64)] = ""
+    durations: dict[Text, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
     ttl_seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
 
 
