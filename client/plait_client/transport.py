@@ -1,0 +1,170 @@
+"""HTTP to the registry: one request with its retries, and every httpx error turned into plait's.
+
+Nothing of httpx leaves this file but the response. Only calls that are safe to repeat are repeated:
+a bounded number of times, with jitter, and never sooner than `Retry-After` asks.
+"""
+
+import random
+import time
+from typing import Any, Final, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from plait.errors import (
+    PlaitError,
+    RegistryUnavailable,
+    RequestRejected,
+    ServiceError,
+    UsageError,
+)
+from plait.wire import Problem, error_of
+
+ATTEMPTS: Final = 4
+_BACKOFF_SECONDS: Final = 0.25
+_BACKOFF_MOST: Final = 8.0
+_RETRY_AFTER_MOST: Final = 30.0  # a registry that asks for more is away, as far as one call goes
+_UNREADY: Final = frozenset({408, 425, 429, 502, 503, 504})
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+class HttpTransport:
+    """Requests to one registry. Safe to share between threads."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None,
+        timeout: float,
+        transport: httpx.BaseTransport | None,
+        attempts: int = ATTEMPTS,
+    ) -> None:
+        """Opens no connection yet.
+
+        Raises:
+            UsageError: `url` isn't an http or https address.
+        """
+        headers = {"User-Agent": "plait"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self.url = url.rstrip("/")
+        self.timeout = timeout
+        self._attempts = attempts
+        try:
+            if httpx.URL(self.url).scheme not in ("http", "https") or not httpx.URL(self.url).host:
+                raise UsageError(f"{url!r} isn't the address of a registry; expected http(s)://…")
+            self._client = httpx.Client(
+                base_url=self.url,
+                headers=headers,
+                timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+                transport=transport,
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UsageError(f"{url!r} isn't the address of a registry: {error}") from error
+
+    def close(self) -> None:
+        self._client.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool = True,
+        read_timeout: float | None = None,
+        **content: Any,
+    ) -> httpx.Response:
+        """The response to one request, its body read; 304 counts as success.
+
+        Args:
+            repeatable: may be sent again after a lost answer.
+            read_timeout: seconds to wait for bytes, if other than the client's.
+            content: `params`, `headers`, `content` as httpx has them.
+
+        Raises:
+            RegistryUnavailable: no answer, or one that says "later", at every attempt.
+            PlaitError: whatever the registry's problem document says.
+        """
+        for attempt in range(self._attempts):
+            try:
+                return self._once(method, path, read_timeout, content)
+            except (RegistryUnavailable, ServiceError) as error:
+                last = attempt == self._attempts - 1
+                if last or not (repeatable and _passing(error)):
+                    raise
+                time.sleep(_pause(attempt, error.details.get("retry_after")))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _once(
+        self, method: str, path: str, read_timeout: float | None, content: dict[str, Any]
+    ) -> httpx.Response:
+        if read_timeout is not None:
+            content = {**content, "timeout": httpx.Timeout(self.timeout, read=read_timeout)}
+        try:
+            response = self._client.request(method, path, **content)
+        except httpx.HTTPError as error:
+            raise RegistryUnavailable(
+                f"no answer from the registry at {self.url}: {_words(error)}",
+                remedy="is it running, and is PLAIT_URL its address? This call may be repeated",
+            ) from error
+        except httpx.InvalidURL as error:
+            raise UsageError(f"{path!r} can't be part of an address: {error}") from error
+        if response.status_code >= 400:
+            raise _refusal(response)
+        if response.status_code >= 300 and response.status_code != 304:
+            raise ServiceError(f"{self.url} redirects {path} elsewhere: is it a plait registry?")
+        return response
+
+
+def parsed(model: type[Document], response: httpx.Response) -> Document:
+    """The response's body as a wire document.
+
+    Raises:
+        ServiceError: it is none; whatever answers there isn't a plait registry.
+    """
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError as error:
+        raise ServiceError(
+            f"{response.request.url} answered with something that isn't a {model.__name__}: "
+            f"{str(error)[:400]}",
+            remedy="is PLAIT_URL the address of a plait registry of this release?",
+        ) from error
+
+
+def _refusal(response: httpx.Response) -> PlaitError:
+    """The error that a response of 400 and above stands for."""
+    error = _problem(response)
+    after = response.headers.get("Retry-After", "")
+    if after.isdigit():
+        error.details["retry_after"] = int(after)
+    error.details.setdefault("status", response.status_code)
+    return error
+
+
+def _problem(response: httpx.Response) -> PlaitError:
+    try:
+        return error_of(Problem.model_validate_json(response.content))
+    except ValidationError:
+        # Not the registry's own words: a proxy's page, or another service.
+        message = f"{response.request.method} {response.request.url} answered {response.status_code}"
+        if response.status_code in _UNREADY:
+            return RegistryUnavailable(message)
+        return (ServiceError if response.status_code >= 500 else RequestRejected)(message)
+
+
+def _passing(error: PlaitError) -> bool:
+    return error.retryable or int(error.details.get("status", 0)) >= 500
+
+
+def _pause(attempt: int, retry_after: object) -> float:
+    longest = min(_BACKOFF_SECONDS * 2**attempt, _BACKOFF_MOST)
+    asked = min(float(retry_after), _RETRY_AFTER_MOST) if isinstance(retry_after, int) else 0.0
+    # Jitter keeps a fleet that was cut off together from coming back together.
+    return max(asked, random.uniform(longest / 2, longest))  # noqa: S311 (no secret)
+
+
+def _words(error: httpx.HTTPError) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
