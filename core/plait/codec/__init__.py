@@ -1,0 +1,33 @@
+"""The codec: delta algebra, frames, planes and chunk files. All of it pure."""
+
+from plait.codec.algebra import FrameDelta, add, apply, detect, increment_on, negate
+from plait.codec.chunks import Chunk, ChunkReader, pack_chunks, read_chunk
+from plait.codec.frames import (
+    EncodedFrame,
+    decode_delta,
+    decode_dense,
+    encode_delta,
+    encode_dense,
+    write_dense,
+)
+from plait.codec.planes import Plane
+
+__all__ = [
+    "Chunk",
+    "ChunkReader",
+    "EncodedFrame",
+    "FrameDelta",
+    "Plane",
+    "add",
+    "apply",
+    "decode_delta",
+    "decode_dense",
+    "detect",
+    "encode_delta",
+    "encode_dense",
+    "increment_on",
+    "negate",
+    "pack_chunks",
+    "read_chunk",
+    "write_dense",
+]

@@ -1,0 +1,187 @@
+"""The delta algebra: frames' differences as a group, and what they do to weights.
+
+A delta is a sparse vector of differences `(new - old) mod 2^bits` over the raw bits, so adding
+composes, negating reverses, and the same delta serves both directions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.codec import kernels
+from plait.cut import FrameSpec
+from plait.errors import ChunkInvalid
+from plait.fingerprint import ZERO, Fingerprint
+from plait.layout import words_per_item
+from plait.weights import UNSIGNED, Piece, Weights, pieces, readable_bits, writable_bits
+
+Positions = NDArray[np.uint32]
+
+# The scan writes up to one vector of positions past the last change.
+_SLACK = 64
+
+
+@dataclass(frozen=True, eq=False)
+class FrameDelta:
+    """What changed in one frame.
+
+    Attributes:
+        item_bytes: 1, 2, 4 or 8.
+        positions: uint32 [count], frame-local item numbers, strictly increasing.
+        differences: unsigned [count] of item_bytes, (new - old) modulo 2^bits, never 0.
+        increment: fingerprint of new minus fingerprint of old. Read from a chunk it is a claim:
+            `increment_on` computes it from live weights.
+
+    Raises:
+        ChunkInvalid: positions or differences break these rules.
+    """
+
+    item_bytes: int
+    positions: Positions
+    differences: NDArray[Any]
+    increment: Fingerprint
+
+    def __post_init__(self) -> None:
+        wanted = UNSIGNED[self.item_bytes]
+        if self.positions.dtype != np.uint32 or self.differences.dtype != wanted:
+            raise ChunkInvalid(
+                f"a delta has uint32 positions and {wanted} differences, got "
+                f"{self.positions.dtype} and {self.differences.dtype}"
+            )
+        if self.positions.ndim != 1 or self.positions.shape != self.differences.shape:
+            raise ChunkInvalid(
+                f"a delta of {self.positions.shape} positions, {self.differences.shape} differences"
+            )
+        # Strided views are legal numpy, but the kernels read adjacent memory.
+        for name in ("positions", "differences"):
+            array = np.ascontiguousarray(getattr(self, name)).view()
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        if not kernels.increases(self.positions):
+            raise ChunkInvalid("a delta's positions must increase strictly")
+        if not self.differences.all():
+            raise ChunkInvalid("a delta holds a difference of zero")
+
+    @property
+    def count(self) -> int:
+        return self.positions.size
+
+
+def detect(frame: FrameSpec, old: Weights, new: Weights) -> FrameDelta:
+    """The delta from `old` to `new` within a frame: one pass over both, without a copy.
+
+    Args:
+        frame: of a cut that was checked against the layout of both.
+    Raises:
+        LayoutChanged: the two have different layouts.
+    """
+    old.layout.require_equal(new.layout, what="the new weights")
+    width = words_per_item(frame.item_bytes)
+    positions = np.empty(frame.items + _SLACK, np.uint32)
+    differences = np.empty(frame.items + _SLACK, UNSIGNED[frame.item_bytes])
+    count, increment = 0, ZERO
+    for piece in pieces(frame, old.layout):
+        count, *lanes = kernels.scan_piece(
+            readable_bits(old, piece.tensor), readable_bits(new, piece.tensor),
+            piece.start_item, piece.run, piece.stride, piece.items // piece.run,
+            piece.frame_offset, _origin(piece, width), width, positions, differences, count,
+        )  # fmt: skip
+        increment += Fingerprint(*map(int, lanes))
+    # Copies: the scan's arrays are as large as the frame.
+    return FrameDelta(
+        frame.item_bytes, positions[:count].copy(), differences[:count].copy(), increment
+    )
+
+
+def negate(delta: FrameDelta) -> FrameDelta:
+    """The delta that leads back."""
+    differences = (~delta.differences) + delta.differences.dtype.type(1)
+    return FrameDelta(delta.item_bytes, delta.positions, differences, -delta.increment)
+
+
+def add(first: FrameDelta, second: FrameDelta) -> FrameDelta:
+    """One delta of a frame for two in a row; what changed back is left out.
+
+    Raises:
+        ChunkInvalid: they have items of different sizes.
+    """
+    if first.item_bytes != second.item_bytes:
+        raise ChunkInvalid(
+            f"deltas of {first.item_bytes}- and {second.item_bytes}-byte items can't be added"
+        )
+    size = first.count + second.count
+    positions = np.empty(size, np.uint32)
+    differences = np.empty(size, first.differences.dtype)
+    count = kernels.merge(
+        first.positions, first.differences, second.positions, second.differences,
+        positions, differences,
+    )  # fmt: skip
+    increment = first.increment + second.increment
+    return FrameDelta(first.item_bytes, positions[:count], differences[:count], increment)
+
+
+def apply(frame: FrameSpec, weights: Weights, delta: FrameDelta) -> None:
+    """Adds the delta to the weights, in place. The caller has checked that they are its base.
+
+    Not idempotent. Every refusal comes before the first write.
+
+    Raises:
+        ChunkInvalid: the delta doesn't fit the frame.
+        LayoutChanged, UsageError: the weights don't fit their layout, or are read-only.
+    """
+    touched = list(_touched(frame, weights, delta))
+    placed = [(piece, rows, writable_bits(weights, piece.tensor)) for piece, rows in touched]
+    for piece, rows, bits in placed:
+        kernels.add_at(
+            bits, piece.start_item, piece.run, piece.stride, piece.frame_offset,
+            delta.positions[rows], delta.differences[rows],
+        )  # fmt: skip
+
+
+def increment_on(frame: FrameSpec, weights: Weights, delta: FrameDelta) -> Fingerprint:
+    """What the increment of the delta is on these weights; writes nothing.
+
+    It equals `delta.increment` exactly if the words that the delta touches hold the bits that it
+    was made from. Words that it doesn't touch aren't read.
+
+    Raises:
+        ChunkInvalid: the delta doesn't fit the frame.
+    """
+    width = words_per_item(frame.item_bytes)
+    increment = ZERO
+    for piece, rows in _touched(frame, weights, delta):
+        lanes = kernels.increment_at(
+            readable_bits(weights, piece.tensor), piece.start_item, piece.run, piece.stride,
+            piece.frame_offset, _origin(piece, width), width,
+            delta.positions[rows], delta.differences[rows],
+        )  # fmt: skip
+        increment += Fingerprint(*map(int, lanes))
+    return increment
+
+
+def _origin(piece: Piece, width: int) -> int:
+    """First word of the piece's tensor."""
+    return piece.first_word - piece.start_item * width
+
+
+def _touched(
+    frame: FrameSpec, weights: Weights, delta: FrameDelta
+) -> Iterator[tuple[Piece, slice]]:
+    """The frame's pieces that the delta changes, with the delta's rows for each."""
+    if delta.item_bytes != frame.item_bytes:
+        raise ChunkInvalid(
+            f"a delta of {delta.item_bytes}-byte items for a frame of {frame.item_bytes}-byte items"
+        )
+    if delta.count and int(delta.positions[-1]) >= frame.items:
+        raise ChunkInvalid(
+            f"a delta changes item {delta.positions[-1]} of a frame of {frame.items} items"
+        )
+    parts = pieces(frame, weights.layout)
+    bounds = np.array([*(piece.frame_offset for piece in parts), frame.items], np.uint32)
+    rows = np.searchsorted(delta.positions, bounds)
+    for piece, first, end in zip(parts, rows, rows[1:], strict=False):
+        if first < end:
+            yield piece, slice(int(first), int(end))

@@ -1,0 +1,83 @@
+"""Planes: the byte streams of a frame, each packed by zstd, or raw where that saves nothing."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from plait.errors import ChunkInvalid
+
+Bytes = NDArray[np.uint8]
+
+# In these planes zstd's matches are noise: a small hash table and a long match leave its Huffman
+# stage to do the work, which is 0.1-1 % smaller and faster than level 1 as it comes.
+_PARAMETERS: Final = zstandard.ZstdCompressionParameters.from_level(
+    1, min_match=7, hash_log=6, chain_log=6, window_log=17, strategy=zstandard.STRATEGY_FAST
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """One stored plane.
+
+    Attributes:
+        name: unique within its frame.
+        raw_size: bytes once decompressed, at least one.
+        data: as stored: a zstd frame if shorter than `raw_size`, else the plane itself.
+
+    Raises:
+        ChunkInvalid: sizes that no plane has.
+    """
+
+    name: str
+    raw_size: int
+    data: bytes | memoryview
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.data) <= self.raw_size:
+            raise ChunkInvalid(
+                f"plane {self.name!r} stores {len(self.data)} bytes of {self.raw_size}"
+            )
+
+    @property
+    def stored_size(self) -> int:
+        return len(self.data)
+
+
+def pack_plane(name: str, raw: NDArray[Any]) -> Plane:
+    """A plane from its bytes: any contiguous array, not empty."""
+    data = raw.tobytes()
+    # A compressor isn't to be shared by threads; one of these costs 20 microseconds.
+    packed = zstandard.ZstdCompressor(compression_params=_PARAMETERS).compress(data)
+    return Plane(name, len(data), packed if len(packed) < len(data) else data)
+
+
+def unpack_plane(plane: Plane, raw_size: int) -> Bytes:
+    """The bytes of a plane, read-only, once it is known to have just so many.
+
+    Args:
+        raw_size: what the frame's count allows; nothing larger is ever allocated.
+    Raises:
+        ChunkInvalid: the plane has another size, or isn't one zstd frame that says its size.
+    """
+    if plane.raw_size != raw_size:
+        raise ChunkInvalid(f"plane {plane.name!r} has {plane.raw_size} bytes, expected {raw_size}")
+    if plane.stored_size == raw_size:
+        return np.frombuffer(plane.data, np.uint8)
+    try:
+        # The frame's own header decides what the decompressor allocates.
+        claimed = zstandard.get_frame_parameters(plane.data).content_size
+        if claimed != raw_size:
+            raise ChunkInvalid(
+                f"zstd frame of plane {plane.name!r} claims {claimed} bytes, expected {raw_size}"
+            )
+        raw = zstandard.ZstdDecompressor().decompress(
+            plane.data, max_output_size=raw_size, allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise ChunkInvalid(f"plane {plane.name!r} is not one zstd frame: {error}") from error
+    if len(raw) != raw_size:
+        raise ChunkInvalid(f"plane {plane.name!r} holds {len(raw)} bytes, expected {raw_size}")
+    return np.frombuffer(raw, np.uint8)

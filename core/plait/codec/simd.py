@@ -1,0 +1,47 @@
+"""Two instructions that numba has no name for: compare 64 items at once, and find the lowest bit.
+
+They are written in LLVM's portable vector types: every CPU runs them, a wide one in a few cycles.
+"""
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 64
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def differing(_typing: Any, old: Any, new: Any, start: Any) -> Any:  # noqa: ARG001
+    """Bit i of the result: whether `old[start + i] != new[start + i]`, for 64 items.
+
+    Args:
+        old, new: 1-d contiguous arrays of one unsigned dtype; `start + 64` lies within both.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        old_type, new_type, _ = signature.args
+        item = ir.IntType(old_type.dtype.bitwidth)
+        vectors = []
+        for array_type, value in ((old_type, arguments[0]), (new_type, arguments[1])):
+            array = context.make_array(array_type)(context, builder, value)
+            first = cgutils.gep(builder, array.data, arguments[2])
+            pointer = builder.bitcast(first, ir.VectorType(item, LANES).as_pointer())
+            vectors.append(builder.load(pointer, align=1))
+        return builder.bitcast(builder.icmp_unsigned("!=", *vectors), ir.IntType(LANES))
+
+    if old.dtype != new.dtype or old.ndim != 1 or new.ndim != 1:
+        return None
+    return types.uint64(old, new, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def lowest_bit(_typing: Any, mask: Any) -> Any:  # noqa: ARG001
+    """Number of the lowest set bit of a uint64 that isn't zero."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.intp(types.uint64), generate
