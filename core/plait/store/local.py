@@ -51,9 +51,11 @@ class LocalStore(Store):
         # Folders that this process has fsynced into their parents. Another process may have made
         # one and died before its own fsync, so that a folder exists says nothing about durability.
         self._durable: set[Path] = {self.root}
-        with self._translated("make the folder"):
+        try:
             self.root.mkdir(parents=True, exist_ok=True)
             _fsync_folder(self.root.parent)
+        except OSError as error:
+            raise self._meaning("make the folder", error) from error
 
     def path_of(self, key: str) -> Path:
         """The file that holds, or would hold, an object; not to be written through."""
