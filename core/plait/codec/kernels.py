@@ -14,21 +14,22 @@ from numba import njit
 from plait.codec.simd import LANES, differing, lowest_bit
 from plait.fingerprint import _fmix64, _mix13
 
-# The two phases of the scan (find, then look at what was found) share the cache by blocks of this.
-_BLOCK: Final = 1 << 15
+# The phases of a loop (find, fetch, hash) hand each other blocks of this many items in the cache.
+_BLOCK: Final = 1 << 13
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _lanes(word: Any, value: Any, width: Any) -> Any:
-    """Fingerprint terms of one item whose first of `width` words is `word`."""
+def _sum_terms(words: Any, values: Any, count: Any, width: Any) -> Any:
+    """Fingerprint of `count` items, of which `words` names the first of `width` words."""
     lane0 = np.uint64(0)
     lane1 = np.uint64(0)
-    bits = np.uint64(value)
     for k in range(width):
-        part = (bits >> np.uint64(16 * k)) & np.uint64(0xFFFF)
-        key = (np.uint64(word + k) << np.uint64(16)) | part
-        lane0 += _fmix64(key + np.uint64(0x9E3779B97F4A7C15))
-        lane1 += _mix13(key + np.uint64(0xC2B2AE3D27D4EB4F))
+        shift = np.uint64(16 * k)
+        for i in range(count):
+            part = (values[i] >> shift) & np.uint64(0xFFFF)
+            key = ((words[i] + np.uint64(k)) << np.uint64(16)) | part
+            lane0 += _fmix64(key + np.uint64(0x9E3779B97F4A7C15))
+            lane1 += _mix13(key + np.uint64(0xC2B2AE3D27D4EB4F))
     return lane0, lane1
 
 
@@ -59,6 +60,10 @@ def scan_piece(
     """Appends the changes of a piece; returns the new count and the increment's lanes."""
     lane0 = np.uint64(0)
     lane1 = np.uint64(0)
+    words = np.empty(2 * _BLOCK, np.uint64)
+    before = np.empty(2 * _BLOCK, np.uint64)
+    after = np.empty(2 * _BLOCK, np.uint64)
+    held: Any = 0
     for repeat in range(repeats):
         first = start + repeat * stride
         shift = base + repeat * run - first
@@ -68,12 +73,21 @@ def scan_piece(
             count = _find(old, new, block, end, shift, positions, count)
             for i in range(known, count):
                 item = np.int64(positions[i]) - shift
-                differences[i] = new[item] - old[item]
-                before = _lanes(origin + item * width, old[item], width)
-                after = _lanes(origin + item * width, new[item], width)
-                lane0 += after[0] - before[0]
-                lane1 += after[1] - before[1]
-    return count, lane0, lane1
+                words[held] = origin + item * width
+                before[held] = old[item]
+                after[held] = new[item]
+                differences[i] = after[held] - before[held]
+                held += 1
+            # Hashing many at once keeps its vectors full.
+            if held >= _BLOCK:
+                plus = _sum_terms(words, after, held, width)
+                minus = _sum_terms(words, before, held, width)
+                lane0 += plus[0] - minus[0]
+                lane1 += plus[1] - minus[1]
+                held = 0
+    plus = _sum_terms(words, after, held, width)
+    minus = _sum_terms(words, before, held, width)
+    return count, lane0 + plus[0] - minus[0], lane1 + plus[1] - minus[1]
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -101,20 +115,26 @@ def increment_at(
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * bits.itemsize)
     lane0 = np.uint64(0)
     lane1 = np.uint64(0)
+    words = np.empty(_BLOCK, np.uint64)
+    before = np.empty(_BLOCK, np.uint64)
+    after = np.empty(_BLOCK, np.uint64)
     shift = start - base
     end = base + run
-    for i in range(positions.size):
-        position = np.int64(positions[i])
-        if position >= end:
-            repeat = (position - base) // run
-            shift = start + repeat * (stride - run) - base
-            end = base + (repeat + 1) * run
-        item = position + shift
-        changed = (np.uint64(bits[item]) + np.uint64(differences[i])) & mask
-        before = _lanes(origin + item * width, bits[item], width)
-        after = _lanes(origin + item * width, changed, width)
-        lane0 += after[0] - before[0]
-        lane1 += after[1] - before[1]
+    for block in range(0, positions.size, _BLOCK):
+        count = min(_BLOCK, positions.size - block)
+        for i in range(count):
+            position = np.int64(positions[block + i])
+            if position >= end:
+                repeat = (position - base) // run
+                shift = start + repeat * (stride - run) - base
+                end = base + (repeat + 1) * run
+            words[i] = origin + (position + shift) * width
+            before[i] = bits[position + shift]
+            after[i] = (before[i] + np.uint64(differences[block + i])) & mask
+        plus = _sum_terms(words, after, count, width)
+        minus = _sum_terms(words, before, count, width)
+        lane0 += plus[0] - minus[0]
+        lane1 += plus[1] - minus[1]
     return lane0, lane1
 
 
