@@ -1,1 +1,19 @@
+"""The trainer agent: captures what an optimizer changed, and publishes it as versions."""
 
+from plait_trainer.detector import Capture, Detector
+from plait_trainer.future import PublishFuture, PublishMetrics
+from plait_trainer.live import LiveTensor, TensorSource, TensorView
+from plait_trainer.publisher import Publisher
+from plait_trainer.snapshot import SnapshotDetector
+
+__all__ = [
+    "Capture",
+    "Detector",
+    "LiveTensor",
+    "PublishFuture",
+    "PublishMetrics",
+    "Publisher",
+    "SnapshotDetector",
+    "TensorSource",
+    "TensorView",
+]

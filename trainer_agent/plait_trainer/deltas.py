@@ -1,0 +1,49 @@
+"""Deltas of whole captures: frame deltas by their number in the cut, added up."""
+
+from collections.abc import Iterator, Mapping
+
+from plait.codec.algebra import FrameDelta, add
+from plait.codec.frames import EncodedFrame, encode_delta, encode_dense
+from plait.cut import Cut
+from plait.layout import Layout
+from plait.manifest import Statistics
+from plait.weights import Weights
+
+Deltas = Mapping[int, FrameDelta]
+
+
+def add_up(first: Deltas, second: Deltas) -> Deltas:
+    """One delta for two in a row, over one cut. Frames that changed back are left out."""
+    if not first or not second:
+        return first or second
+    total = dict(first)
+    for number, delta in second.items():
+        total[number] = add(total[number], delta) if number in total else delta
+    return {number: total[number] for number in sorted(total) if total[number].count}
+
+
+def encode_changes(cut: Cut, deltas: Deltas) -> Iterator[EncodedFrame]:
+    """Encoded frames of a delta, numbers increasing."""
+    for number in sorted(deltas):
+        yield encode_delta(number, cut.frames[number], deltas[number])
+
+
+def encode_whole(cut: Cut, weights: Weights) -> Iterator[EncodedFrame]:
+    """Encoded frames of an anchor: every frame of its cut."""
+    for number, frame in enumerate(cut.frames):
+        yield encode_dense(number, frame, weights)
+
+
+def statistics_of(layout: Layout, deltas: Deltas | None, chunk_bytes: int) -> Statistics:
+    """What a manifest changes and costs; `deltas` is None for an anchor."""
+    elements, size = layout.total_elements, layout.dense_bytes
+    if deltas is not None:
+        elements = sum(delta.count for delta in deltas.values())
+        size = sum(delta.count * delta.item_bytes for delta in deltas.values())
+    return Statistics(
+        changed_elements=elements,
+        changed_bytes=size,
+        total_elements=layout.total_elements,
+        dense_bytes=layout.dense_bytes,
+        chunk_bytes=chunk_bytes,
+    )

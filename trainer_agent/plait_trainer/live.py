@@ -1,0 +1,117 @@
+"""What is published: tensors as the checkpoint has them, read where they live.
+
+A live tensor is asked for its bits run by run, so that a cast or a copy never spans a whole tensor,
+let alone a model.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from numpy.typing import NDArray
+
+from plait.errors import PublishError
+from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
+from plait.layout import Layout, TensorSpec, words_per_item
+from plait.tensors import bits_of, dtype_name
+
+# Items read at once in a full pass: a cast copy of this many is all that it holds.
+_RUN_ITEMS = 1 << 22
+
+
+class LiveTensor(Protocol):
+    """One tensor of the layout, and the way to its present value."""
+
+    @property
+    def spec(self) -> TensorSpec: ...
+
+    def bits(self, start: int, stop: int) -> NDArray[Any]:
+        """Items [start, stop), row-major, as 1-d unsigned integers in CPU memory.
+
+        May share memory with the live weights: to be used before anything changes them.
+        """
+        ...
+
+
+@runtime_checkable
+class TensorSource(Protocol):
+    """Where the published tensors come from. Asked anew at every publish, on the caller's thread.
+
+    An implementation for sharded or fused training layouts gives tensors of canonical name and
+    shape, and converts as they are read.
+    """
+
+    def tensors(self) -> Iterable[LiveTensor]:
+        """Every published tensor, in any order.
+
+        Raises:
+            LayoutInvalid, PublishError: it can't be published as it stands.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TensorView:
+    """A torch tensor of any strides on any device, published under a name and a dtype.
+
+    Attributes:
+        tensor: logical values; no copy is made of it.
+        dtype: published; values of another dtype are rounded to it as `Tensor.to` does.
+
+    Raises:
+        LayoutInvalid: a dtype that no layout can have.
+        PublishError: no values to read (a meta tensor).
+    """
+
+    name: str
+    tensor: torch.Tensor
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.tensor.device.type == "meta":
+            raise PublishError(
+                f"tensor {self.name!r} is on the meta device and has no values",
+                remedy="load the weights before publishing",
+            )
+        dtype_name(self.dtype)
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.name, dtype_name(self.dtype), tuple(self.tensor.shape))
+
+    def bits(self, start: int, stop: int) -> NDArray[Any]:
+        run = _run_of(self.tensor.detach(), start, stop)
+        # Equal dtypes pass through untouched: NaN payloads are bits like any other.
+        return bits_of(run.to(self.dtype).resolve_conj().resolve_neg().cpu().contiguous())
+
+
+def layout_of(tensors: Iterable[LiveTensor]) -> Layout:
+    """The layout that a checkpoint of these tensors has.
+
+    Raises:
+        LayoutInvalid: a name occurs twice, or a shape that no layout can have.
+    """
+    return Layout.of(tensor.spec for tensor in tensors)
+
+
+def fingerprint_live(layout: Layout, tensors: Iterable[LiveTensor]) -> Fingerprint:
+    """Fingerprint of the live weights: a full pass that keeps nothing."""
+    total = ZERO
+    for tensor in tensors:
+        spec = tensor.spec
+        first_word, width = layout.start_of(spec.name), words_per_item(spec.item_bytes)
+        for start in range(0, spec.items, _RUN_ITEMS):
+            bits = tensor.bits(start, min(start + _RUN_ITEMS, spec.items))
+            total += fingerprint_run(bits, first_word + start * width)
+    return total
+
+
+def _run_of(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Elements [start, stop) in row-major order; copies at most the rows that hold them."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)[start:stop]
+    row = tensor.numel() // tensor.shape[0]
+    first = start // row
+    rows = tensor[first : -(-stop // row)].reshape(-1)
+    return rows[start - first * row : stop - first * row]

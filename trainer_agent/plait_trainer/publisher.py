@@ -1,0 +1,420 @@
+"""The Publisher: attach to a model, publish every step, lose nothing.
+
+`publish()` captures what changed and returns; encoding, upload and commit follow on one background
+thread, in order, behind a bounded queue.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+
+from plait.cut import plain_cut
+from plait.errors import (
+    BaseMismatch,
+    FingerprintMismatch,
+    NotFound,
+    PlaitError,
+    PublisherClosed,
+    PublishError,
+    UsageError,
+)
+from plait.fingerprint import ZERO, Fingerprint
+from plait.layout import Layout
+from plait.manifest import VersionRecord
+from plait.store import Store
+from plait.weights import Weights, fingerprint_weights
+from plait.wire import VersionDocument
+from plait_client.registry import RegistryClient
+from plait_trainer.committer import Committer, Line
+from plait_trainer.detector import Capture, Detector, LiveTensors
+from plait_trainer.dtypes import DtypeRule
+from plait_trainer.future import PublishFuture, PublishMetrics
+from plait_trainer.live import TensorSource, fingerprint_live, layout_of
+from plait_trainer.outbox import Outbox, Publish, WhenFull
+from plait_trainer.snapshot import SnapshotDetector
+from plait_trainer.sources import Converter, State, source_of
+from plait_trainer.standing import Standing, find_channel, find_standing
+
+STATE_FORMAT: Final = "plait-trainer/1"
+
+logger = logging.getLogger("plait.trainer")
+
+
+class Publisher:
+    """Publishes a model's weights as versions of a policy.
+
+    Args:
+        model: a module; or named tensors, or a function that gives them anew at each publish.
+        optimizer: whose steps change the weights, for detectors that use its state.
+        client: of the registry.
+        policy, channel: what the versions are committed to; both are created if need be.
+        dtype: that floating-point parameters are published in, rounded as `Tensor.to` rounds; None:
+            as they are. Buffers, and parameters that the model keeps in FP32, stay as they are.
+        dtypes: exceptions, name pattern → dtype, or None for as it is.
+        names: from the module's state dict to the checkpoint's, by views; by default what
+            `save_pretrained` would write.
+        ties: alias → name in the checkpoint, beside those that the model declares.
+        queue_size: captured publishes that may wait for the worker.
+        when_full: `wait` for room, or `merge` into the last one that waits.
+        new_anchor: start a new line if the policy doesn't know these weights.
+        external: the first anchor uploads no bytes: everybody holds its weights already.
+        side_files: folder whose files (config, tokenizer) travel with anchors.
+        actor: who publishes, for the channel's history.
+        patience: seconds that a publish waits for a registry that is away before it fails.
+        store: the registry's object store, if this host may write to it.
+        detector: how changes are found; by default a snapshot in CPU memory.
+        attach: prove at once what the model holds. Otherwise call `attach`, `rebase` or
+            `load_state_dict` once its weights are loaded.
+
+    Raises:
+        PlaitError: as `attach` does.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | State | Callable[[], State] | TensorSource,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        client: RegistryClient,
+        policy: str,
+        channel: str = "main",
+        dtype: str | None = "BF16",
+        dtypes: Mapping[str, str | None] | None = None,
+        names: Converter | None = None,
+        ties: Mapping[str, str] | None = None,
+        queue_size: int = 2,
+        when_full: WhenFull = "wait",
+        new_anchor: bool = False,
+        external: bool = False,
+        side_files: Path | str | None = None,
+        actor: str = "",
+        patience: float = 600.0,
+        store: Store | None = None,
+        detector: Detector | None = None,
+        attach: bool = True,
+    ) -> None:
+        self._source = source_of(model, DtypeRule(dtype, dtypes or {}), ties or {}, names)
+        self._optimizer, self._client = optimizer, client
+        self._policy, self._channel = policy, channel
+        self._new_anchor, self._external = new_anchor, external
+        self._side_files = None if side_files is None else Path(side_files)
+        self._actor, self._patience, self._store = actor, patience, store
+        self._detector: Detector = SnapshotDetector() if detector is None else detector
+        self._outbox = Outbox(queue_size, when_full)
+        self._worker = ThreadPoolExecutor(1, "plait-publish")
+        # One caller at a time: a capture and its place in the queue belong together.
+        self._calling = threading.RLock()
+        self._committer: Committer | None = None
+        self._attached_at = ZERO
+        self._last: PublishFuture | None = None
+        self._closed = False
+        self._stopping = threading.Event()
+        if attach:
+            self.attach()
+
+    # Where it stands ----------------------------------------------------------------------------
+
+    def attach(self, *, base: Weights | None = None) -> None:
+        """Prove what the trainer holds, and continue the line that it belongs to.
+
+        Args:
+            base: weights of a committed version, if the model has been trained on from there: the
+                next publish is the difference.
+        Raises:
+            HeadMoved: these weights are a version, but not the channel's head.
+            UnknownBase: they are none of the policy's versions, and new_anchor wasn't asked for.
+            LayoutChanged: nor can they be.
+            RegistryUnavailable: nobody to ask.
+        """
+        with self._calling:
+            self._drain()
+            live, layout = self._live()
+            fingerprint = _fingerprint_of(live, layout, base)
+            standing = find_standing(
+                self._client, self._policy, self._channel,
+                layout=layout, fingerprint=fingerprint, new_anchor=self._new_anchor,
+            )  # fmt: skip
+            self._take_up(live, layout, base, fingerprint, standing)
+            logger.info("%s attached: %s", self._policy, _in_words(standing, fingerprint))
+
+    def rebase(self, to: int | str | None = None, *, base: Weights | None = None) -> None:
+        """Continue from a version by name: after a rollback, or when somebody else moved the head.
+
+        The weights must prove equal to it. Changes that were captured and not committed are kept if
+        they start from that very version.
+
+        Args:
+            to: any REF; by default the channel's head. The next commit moves the channel from
+                wherever it is now to a child of this version.
+            base: that version's weights, if the model has been trained on from them.
+        Raises:
+            BaseMismatch: neither the model nor the last committed state is that version.
+        """
+        with self._calling:
+            self._drain()
+            if self._committer is not None:
+                self._committer.find_out()
+            head = find_channel(self._client, self._policy, self._channel)
+            ref = str(to) if to is not None else self._channel
+            target = self._client.version(self._policy, ref)
+            standing = Standing.beside(target, head)
+            if base is None and self._committer is not None and self._stands_on(target):
+                self._committer.stand(standing, keep_pending=True)
+                return
+            live, layout = self._live()
+            held = _fingerprint_of(live, layout, base)
+            if (layout.digest, str(held)) != (target.layout_digest, target.fingerprint):
+                raise BaseMismatch(
+                    f"the weights at hand (fingerprint {held}) are not version {target.seq} "
+                    f"({target.fingerprint})",
+                    remedy=f"load version {target.seq} into the model, or pass its weights as "
+                    "base; or name the version that this trainer last committed",
+                )
+            self._take_up(live, layout, base, held, standing)
+
+    @property
+    def version(self) -> VersionDocument | None:
+        """The last committed version, whose weights the next delta starts from."""
+        return None if self._committer is None else self._committer.standing.parent
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the trainer's own checkpoint should carry: names and identities, no weights."""
+        version = self.version
+        return {
+            "format": STATE_FORMAT,
+            "policy": self._policy,
+            "channel": self._channel,
+            "seq": None if version is None else version.seq,
+            "version_digest": None if version is None else version.version_digest,
+            "layout_digest": None if version is None else version.layout_digest,
+            "fingerprint": None if version is None else version.fingerprint,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue as the trainer that wrote the checkpoint, once its weights are loaded.
+
+        Content decides: the checkpoint's numbers are compared with the registry's, not believed.
+
+        Raises:
+            UsageError: another policy's or channel's state, or none at all.
+            NotFound: the registry has never had that version: it is another one, or was restored.
+            PlaitError: as `attach` does.
+        """
+        expected = (STATE_FORMAT, self._policy, self._channel)
+        found = tuple(state.get(name) for name in ("format", "policy", "channel"))
+        if found != expected:
+            raise UsageError(f"the trainer state is of {found}; expected {expected}")
+        digest = state.get("version_digest")
+        if digest is not None and self._client.find_commit(self._policy, digest) is None:
+            raise NotFound(
+                f"the registry has no version {digest} of {self._policy!r}, which this trainer "
+                f"committed as version {state.get('seq')}",
+                remedy="is this the registry that it was committed to?",
+            )
+        self.attach()
+        if digest is not None and (self.version is None or self.version.version_digest != digest):
+            logger.warning(
+                "the checkpoint of %s was written at version %s, and its weights are version %s",
+                self._policy, state.get("seq"), self.version and self.version.seq,
+            )  # fmt: skip
+
+    # Publishing ---------------------------------------------------------------------------------
+
+    def publish(self, metadata: Mapping[str, Any] | None = None) -> PublishFuture:
+        """Capture what changed since the last publish, and have it committed behind this thread.
+
+        Only the capture happens here. It waits for room in the queue (`when_full="wait"`), and
+        while the line's first anchor, which is read from the snapshot, is under way.
+
+        Args:
+            metadata: training facts (step, learning rate…) for the version record.
+        Raises:
+            HeadMoved: the channel isn't where this trainer left it; see `rebase`.
+            LayoutChanged: names, dtypes or shapes differ from those that it attached with.
+            PublishError: not attached, or declared ties are broken.
+            PublisherClosed, DocumentInvalid, LimitExceeded.
+            In each case nothing was captured: the next publish finds the same changes and more.
+        """
+        with self._calling:
+            committer = self._standing_committer()
+            facts = self._checked(metadata or {})
+            self._await_anchor(committer)
+            self._outbox.await_room()
+            if committer.fence is not None:
+                raise committer.fence
+            started = time.perf_counter()
+            live, layout = self._live()
+            committer.line.layout.require_equal(layout, what="the model")
+            self._check_external(committer, live, layout)
+            capture = self._detector.capture(live)
+            metrics = PublishMetrics(detect_seconds=time.perf_counter() - started)
+            return self._enqueue(committer, capture, facts, metrics)
+
+    def flush(self) -> None:
+        """Waits until every publish is committed or has failed.
+
+        Raises:
+            PlaitError: the last one's, if it failed: its changes are not committed.
+        """
+        with self._calling:
+            self._drain()
+            if self._last is not None:
+                self._last.result()
+
+    def close(self, *, abandon: bool = False) -> None:
+        """Flushes, and stops. Closing twice is allowed.
+
+        Args:
+            abandon: don't wait any longer for a registry that is away.
+        Raises:
+            PlaitError: as `flush` does; it is closed all the same.
+        """
+        if abandon:
+            self._stopping.set()
+        self._outbox.close()
+        with self._calling:
+            if self._closed:
+                return
+            self._closed = True
+            self._worker.shutdown(wait=True)
+            if self._last is not None:
+                self._last.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except PlaitError:
+            # The body's own error is the one to be told; this one is in the log.
+            if error is None:
+                raise
+
+    # --------------------------------------------------------------------------------------------
+
+    def _enqueue(
+        self, committer: Committer, capture: Capture, facts: Mapping[str, Any],
+        metrics: PublishMetrics,
+    ) -> PublishFuture:  # fmt: skip
+        future = PublishFuture(metrics)
+        publish = Publish(
+            capture.deltas, capture.fingerprint, capture.proof, facts, metrics, [future]
+        )
+        self._last = future
+        if self._outbox.put(publish):
+            self._worker.submit(self._run_next, committer)
+        return future
+
+    def _run_next(self, committer: Committer) -> None:
+        """On the worker: commits the oldest publish, and settles its futures either way."""
+        publish = self._outbox.take()
+        try:
+            version = committer.commit(publish, self._detector.captured)
+        except BaseException as error:
+            logger.error("a publish of %s failed and stays pending: %s", self._policy, error)
+            for future in publish.futures:
+                future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        logger.info("%s", _line_of(version, publish.metrics))
+        for future in publish.futures:
+            future.set_result(version)
+
+    def _standing_committer(self) -> Committer:
+        if self._closed:
+            raise PublisherClosed("the publisher is closed")
+        if self._committer is None:
+            raise PublishError("the publisher isn't attached", remedy="call attach() first")
+        if self._committer.fence is not None:
+            raise self._committer.fence
+        return self._committer
+
+    def _await_anchor(self, committer: Committer) -> None:
+        """Until a line has its first version there is nothing to add changes to, and its anchor is
+        encoded from the captured weights themselves: they must not move on meanwhile."""
+        if committer.standing.parent is None and self._last is not None:
+            wait([self._last])
+
+    def _check_external(self, committer: Committer, live: LiveTensors, layout: Layout) -> None:
+        if committer.standing.parent is not None or not self._external:
+            return
+        if fingerprint_live(layout, live.values()) != self._attached_at:
+            raise UsageError(
+                "an external anchor stands for weights that everybody holds, and these have "
+                "changed since the publisher attached",
+                remedy="publish once before the first step, or without external",
+            )
+
+    def _checked(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The metadata, once it is known to fit a version record."""
+        record = VersionRecord(
+            self._policy, layout="", parent=None, fingerprint=ZERO, proof="full", nonce="",
+            metadata=dict(metadata),
+        )  # fmt: skip
+        return record.metadata
+
+    def _live(self) -> tuple[LiveTensors, Layout]:
+        tensors = list(self._source.tensors())
+        return {tensor.spec.name: tensor for tensor in tensors}, layout_of(tensors)
+
+    def _take_up(
+        self, live: LiveTensors, layout: Layout, base: Weights | None,
+        proven: Fingerprint, standing: Standing,
+    ) -> None:  # fmt: skip
+        """Everything is proven: forget the earlier state, and start from this one."""
+        cut = plain_cut(layout, for_anchor=False)
+        self._committer, self._last = None, None
+        kept = self._detector.attach(live, layout, cut, base=base, optimizer=self._optimizer)
+        if kept != proven:
+            raise FingerprintMismatch(
+                f"the weights changed from {proven} to {kept} while the publisher attached",
+                remedy="attach between two steps",
+            )
+        self._attached_at = proven
+        line = Line(
+            self._policy, self._channel, layout, cut,
+            external=self._external, side_files=self._side_files, actor=self._actor,
+            patience=self._patience, store=self._store,
+        )  # fmt: skip
+        self._committer = Committer(self._client, line, standing, stopping=self._stopping)
+
+    def _stands_on(self, version: VersionDocument) -> bool:
+        parent = self.version
+        return parent is not None and (parent.layout_digest, parent.fingerprint) == (
+            version.layout_digest,
+            version.fingerprint,
+        )
+
+    def _drain(self) -> None:
+        """Returns once the worker has nothing to do."""
+        if not self._closed:
+            idle: Future[None] = self._worker.submit(lambda: None)
+            idle.result()
+
+
+def _fingerprint_of(live: LiveTensors, layout: Layout, base: Weights | None) -> Fingerprint:
+    return fingerprint_live(layout, live.values()) if base is None else fingerprint_weights(base)
+
+
+def _in_words(standing: Standing, fingerprint: Fingerprint) -> str:
+    if standing.parent is None:
+        return f"weights {fingerprint} begin a new line with an anchor"
+    return f"weights {fingerprint} are version {standing.parent.seq}"
+
+
+def _line_of(version: VersionDocument, metrics: PublishMetrics) -> str:
+    return (
+        f"published {version.policy}@{version.seq} ({version.kind}, "
+        f"{version.changed_elements} of {version.total_elements} elements, "
+        f"{version.payload_bytes} bytes) detect {metrics.detect_seconds:.3f} s, "
+        f"encode {metrics.encode_seconds:.3f} s, upload {metrics.upload_seconds:.3f} s, "
+        f"commit {metrics.commit_seconds:.3f} s"
+    )

@@ -1,0 +1,139 @@
+"""Published tensors from a module, or from any mapping of tensors."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from plait.errors import UsageError
+from plait_trainer import huggingface
+from plait_trainer.dtypes import DtypeRule
+from plait_trainer.live import LiveTensor, TensorSource, TensorView
+from plait_trainer.naming import canonical_names
+from plait_trainer.ties import without_aliases
+
+State: TypeAlias = Mapping[str, torch.Tensor]
+Converter: TypeAlias = Callable[[State], State]
+Written: TypeAlias = Mapping[str, tuple[str, "huggingface.View | None"]]
+
+
+@dataclass(frozen=True, eq=False)
+class MappingSource:
+    """Tensors by name: a mapping, or a function that gives one anew at every publish.
+
+    Attributes:
+        ties: alias → the name that is published.
+        convert: from these names to the checkpoint's, by views.
+    """
+
+    state: State | Callable[[], State]
+    dtypes: DtypeRule
+    ties: Mapping[str, str] = field(default_factory=dict)
+    convert: Converter | None = None
+
+    def tensors(self) -> Iterator[LiveTensor]:
+        state = canonical_names(self.state() if callable(self.state) else self.state)
+        state = without_aliases(state, self.ties)
+        written = state if self.convert is None else self.convert(state)
+        for name, tensor in written.items():
+            yield TensorView(name, tensor, self.dtypes.published(name, tensor, kept=False))
+
+
+class ModuleSource:
+    """A module's parameters and persistent buffers, as `save_pretrained` would write them.
+
+    Tied tensors appear once, wrappers' prefixes are taken off, and a transformers model's stacked
+    experts are published one by one, as views.
+
+    Args:
+        convert: from the module's names to the checkpoint's, by views, instead of the model's own.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        dtypes: DtypeRule,
+        ties: Mapping[str, str] | None = None,
+        convert: Converter | None = None,
+    ) -> None:
+        self._module = module
+        self._dtypes = dtypes
+        self._ties = ties or {}
+        self._convert = convert
+        self._signature: object = None
+        self._views: Written = {}
+        self._conversion = huggingface.WrittenViews(unwrapped(module))
+
+    def tensors(self) -> Iterator[LiveTensor]:
+        inner = unwrapped(self._module)
+        own = _state_of(self._module)
+        origins = canonical_names({name: name for name in own})
+        state = without_aliases(
+            {
+                name: own[origin] for name, origin in origins.items()
+                if not huggingface.not_written(inner, name)
+            },
+            {**huggingface.declared_ties(inner), **self._ties},
+        )  # fmt: skip
+        buffers = {name for name, _ in self._module.named_buffers(remove_duplicate=False)}
+        for name, (origin, tensor) in self._written(inner, state).items():
+            kept = origins.get(origin) in buffers or huggingface.keeps_fp32(inner, origin)
+            yield TensorView(name, tensor, self._dtypes.published(name, tensor, kept=kept))
+
+    def _written(self, inner: torch.nn.Module, state: State) -> dict[str, tuple[str, torch.Tensor]]:
+        """Checkpoint name → (module name, tensor)."""
+        if self._convert is not None:
+            return {name: (name, tensor) for name, tensor in self._convert(state).items()}
+        if not huggingface.is_transformers_model(inner):
+            return {name: (name, tensor) for name, tensor in state.items()}
+        signature = tuple((name, tensor.shape) for name, tensor in state.items())
+        if signature != self._signature:
+            self._views = self._conversion.of(state)
+            self._signature = signature
+        return {
+            name: (origin, state[origin] if view is None else view.of(state[origin]))
+            for name, (origin, view) in self._views.items()
+        }
+
+
+def source_of(
+    model: torch.nn.Module | State | Callable[[], State] | TensorSource,
+    dtypes: DtypeRule,
+    ties: Mapping[str, str],
+    convert: Converter | None,
+) -> TensorSource:
+    """The source that a publisher's first argument stands for.
+
+    Raises:
+        UsageError: none that it could be.
+    """
+    if isinstance(model, torch.nn.Module):
+        return ModuleSource(model, dtypes, ties, convert)
+    if isinstance(model, TensorSource):
+        return model
+    if isinstance(model, Mapping) or callable(model):
+        return MappingSource(model, dtypes, ties, convert)
+    raise UsageError(
+        f"can't publish a {type(model).__name__}; expected a module, named tensors, or a function "
+        "that gives them"
+    )
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside torch.compile's and data-parallel wrappers."""
+    for attribute in ("_orig_mod", "module"):
+        inner = getattr(module, attribute, None)
+        is_wrapper = list(dict(module.named_children())) == [attribute]
+        if is_wrapper and isinstance(inner, torch.nn.Module):
+            return unwrapped(inner)
+    return module
+
+
+def _state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict without what isn't a weight (`_extra_state` holds recipes, not tensors)."""
+    state = module.state_dict()
+    return {
+        name: value for name, value in state.items()
+        if isinstance(value, torch.Tensor) and name.rpartition(".")[2] != "_extra_state"
+    }  # fmt: skip
