@@ -401,7 +401,10 @@ class Publisher:
 
 
 def _fingerprint_of(live: LiveTensors, layout: Layout, base: Weights | None) -> Fingerprint:
-    return fingerprint_live(layout, live.values()) if base is None else fingerprint_weights(base)
+    if base is None:
+        return fingerprint_live(layout, live.values())
+    layout.require_equal(base.layout, what="the base")
+    return fingerprint_weights(base)
 
 
 def _in_words(standing: Standing, fingerprint: Fingerprint) -> str:
