@@ -120,7 +120,7 @@ class RegistryClient:
     # Policies -----------------------------------------------------------------------------------
 
     def create_policy(self, name: str) -> PolicyDocument:
-        """Raises AlreadyExists if it does; after a lost answer that may be this call's own doing."""
+        """Raises AlreadyExists if it does. Never repeated: a lost answer leaves that open."""
         body = _body(CreatePolicy(name=name))
         return parsed(PolicyDocument, self._post("/v1/policies", body, repeatable=False))
 
@@ -236,7 +236,9 @@ class RegistryClient:
     ) -> VersionPage:
         """One page, newest first."""
         params = {"limit": limit} | ({} if before is None else {"before": before})
-        return parsed(VersionPage, self._get(_path("policies", policy) + "/versions", params=params))
+        return parsed(
+            VersionPage, self._get(_path("policies", policy) + "/versions", params=params)
+        )
 
     def all_versions(self, policy: str) -> Iterator[VersionDocument]:
         """Every version, newest first, page by page."""
@@ -250,7 +252,9 @@ class RegistryClient:
 
     def version(self, policy: str, ref: str) -> VersionDocument:
         """`ref`: a seq, a channel, `CHANNEL~k`, or a version digest."""
-        return parsed(VersionDocument, self._get(f"{_path('policies', policy)}/versions/{_quoted(ref)}"))
+        return parsed(
+            VersionDocument, self._get(f"{_path('policies', policy)}/versions/{_quoted(ref)}")
+        )
 
     def versions_with(
         self, policy: str, layout_digest: str, fingerprint: str
@@ -300,7 +304,9 @@ class RegistryClient:
 
     def move_channel(self, policy: str, channel: str, request: MoveRequest) -> ChannelDocument:
         """Promote or roll back; `request.move_id` makes a repeat replay."""
-        return parsed(ChannelDocument, self._post(_channel(policy, channel) + "/moves", _body(request)))
+        return parsed(
+            ChannelDocument, self._post(_channel(policy, channel) + "/moves", _body(request))
+        )
 
     def channel_history(self, policy: str, channel: str) -> ChannelHistory:
         return parsed(ChannelHistory, self._get(_channel(policy, channel) + "/history"))

@@ -149,7 +149,9 @@ def _problem(response: httpx.Response) -> PlaitError:
         return error_of(Problem.model_validate_json(response.content))
     except ValidationError:
         # Not the registry's own words: a proxy's page, or another service.
-        message = f"{response.request.method} {response.request.url} answered {response.status_code}"
+        message = (
+            f"{response.request.method} {response.request.url} answered {response.status_code}"
+        )
         if response.status_code in _UNREADY:
             return RegistryUnavailable(message)
         return (ServiceError if response.status_code >= 500 else RequestRejected)(message)
@@ -163,7 +165,7 @@ def _pause(attempt: int, retry_after: object) -> float:
     longest = min(_BACKOFF_SECONDS * 2**attempt, _BACKOFF_MOST)
     asked = min(float(retry_after), _RETRY_AFTER_MOST) if isinstance(retry_after, int) else 0.0
     # Jitter keeps a fleet that was cut off together from coming back together.
-    return max(asked, random.uniform(longest / 2, longest))  # noqa: S311 (no secret)
+    return max(asked, random.uniform(longest / 2, longest))
 
 
 def _words(error: httpx.HTTPError) -> str:

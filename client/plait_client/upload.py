@@ -61,7 +61,7 @@ def upload_frames(
             for chunk in batch:
                 if keep is not None:
                     keep(chunk.digest, chunk.data)
-                entries.append(entry_of(chunk))
+                entries.append(chunk.entry)
     return entries
 
 
@@ -121,17 +121,6 @@ def commit_version(
             moved = error
         generation = client.channel(policy, channel).generation
     raise moved
-
-
-def entry_of(chunk: Chunk) -> ChunkEntry:
-    """A chunk's row in a manifest."""
-    return ChunkEntry(
-        digest=chunk.digest,
-        size=chunk.size,
-        slot=chunk.slot,
-        frames=tuple(chunk.frames),
-        increment=chunk.increment,
-    )
 
 
 def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:

@@ -1,0 +1,103 @@
+"""New files for a version: from an anchor or weights that lie here already, and its deltas."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from plait.codec.algebra import apply, increment_on
+from plait.codec.frames import decode_dense, write_dense
+from plait.errors import BaseMismatch, DocumentInvalid, FingerprintMismatch
+from plait.fingerprint import Fingerprint
+from plait.layout import Layout
+from plait.manifest import ChunkEntry, SideFile
+from plait.weights import Weights, fingerprint_weights
+from plait_client.failpoints import failpoint
+from plait_client.fetch import FetchedStep, Fetcher
+from plait_client.progress import Progress
+from plait_client.shards import allocate_checkpoint, copy_weights, write_side_file
+from plait_client.steps import added_frames, groups_of
+
+
+def build_weights(
+    folder: Path,
+    layout: Layout,
+    steps: Sequence[FetchedStep],
+    *,
+    source: Weights | None,
+    expected: Fingerprint,
+    progress: Progress,
+) -> None:
+    """Write a version's weights into an empty folder and prove every one of them.
+
+    Args:
+        steps: an anchor and deltas, or deltas from `source`.
+        source: weights to begin with; None where the first step is an anchor.
+        expected: fingerprint of the result.
+
+    Raises:
+        BaseMismatch: `source` isn't what the first delta was made from.
+        FingerprintMismatch: the result isn't the version.
+        CorruptionError, ChunkInvalid, NoSpace: see those classes.
+    """
+    written = allocate_checkpoint(folder, layout)
+    progress.begin("writing", layout.dense_bytes)
+    if source is not None:
+        for size in copy_weights(source, written):
+            progress.advance(size)
+    elif steps and steps[0].step.kind == "anchor":
+        write_anchor(steps[0], written, progress)
+        steps = steps[1:]
+    failpoint("build.base")
+    for group in groups_of(steps):
+        for frame, delta in added_frames(group):
+            found = increment_on(frame, written, delta)
+            if found != delta.increment:
+                raise BaseMismatch(
+                    f"a delta on the way met other weights than it was made from: it adds {found}, "
+                    f"expected {delta.increment}"
+                )
+            apply(frame, written, delta)
+        failpoint("build.group")
+    reached = fingerprint_weights(written)
+    if reached != expected:
+        raise FingerprintMismatch(
+            f"the weights written have fingerprint {reached}, expected {expected}",
+            remedy="run `plait verify` on the version: its stored bytes may be damaged",
+            expected=str(expected),
+            found=str(reached),
+        )
+    written.flush()
+
+
+def write_anchor(step: FetchedStep, weights: Weights, progress: Progress) -> None:
+    """Write every frame of an anchor, chunks in parallel.
+
+    Raises:
+        DocumentInvalid: its cut leaves words out.
+        CorruptionError, ChunkInvalid: a chunk isn't what its manifest says.
+    """
+    cut = step.cut
+    if cut is None:
+        if step.layout.total_words:
+            raise DocumentInvalid(f"anchor {step.manifest.digest} has no chunks")
+        return
+    if not cut.covers(step.layout) or len(step.entry_of) != len(cut.frames):
+        raise DocumentInvalid(f"anchor {step.manifest.digest} doesn't cover its layout")
+
+    def write(entry: ChunkEntry) -> None:
+        for encoded in step.open(entry).frames:
+            frame = cut.frames[encoded.number]
+            write_dense(frame, weights, decode_dense(encoded, frame))
+            progress.advance(frame.nbytes)
+
+    with ThreadPoolExecutor(os.cpu_count() or 1, "plait-decode") as pool:
+        for _ in pool.map(write, step.manifest.chunks):
+            pass
+
+
+def write_side_files(folder: Path, side_files: Sequence[SideFile], fetcher: Fetcher) -> None:
+    """Write an anchor's side files into the folder."""
+    for side_file in side_files:
+        data = fetcher.object(side_file.digest, side_file.size)
+        write_side_file(folder, side_file.name, data)

@@ -1,0 +1,334 @@
+"""A checkout's folder: its lock, what it says it holds, and its repair after a crash.
+
+`DIR/.plait/` holds `lock`, `state.json`, and while something is under way `journal` (a move by
+deltas, see journal.py) or `building/` (new files, before they take the old ones' places). At every
+moment one of three things is true, and the next run finishes or forgets accordingly:
+
+- `state.json` says `whole`, no `journal`: the files are that version; anything else is litter.
+- `journal` exists: the files are between two versions, and replaying it ends at the newer one.
+- `state.json` says `placing`: new files are taking their places; moving on ends at the new version.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TextIO
+
+from plait.errors import BaseMismatch, CheckpointInvalid, ConflictError, UsageError
+from plait.weights import fingerprint_weights
+from plait.wire import HeldState
+from plait_client import journal
+from plait_client.checkpoint import STATE_FOLDER, CheckpointFolder
+from plait_client.disk import disk_errors, sync_folder, write_atomically
+from plait_client.failpoints import failpoint
+
+STATE_FORMAT: Final = "plait-checkout/1"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldVersion:
+    """The version whose weights a folder holds."""
+
+    policy: str
+    seq: int
+    version_digest: str
+    layout_digest: str
+    fingerprint: str
+
+    @property
+    def state(self) -> HeldState:
+        """As a plan asks for it. Without the seq: content decides."""
+        return HeldState(layout_digest=self.layout_digest, fingerprint=self.fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """A file as plait left it: whoever writes to it later changes one of these."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckoutState:
+    """What `state.json` says.
+
+    Attributes:
+        phase: `whole`, or `placing` while new files take their places.
+        version: that the files are, or will be.
+        files: that plait wrote; names only matter while placing.
+    """
+
+    phase: Literal["whole", "placing"]
+    version: HeldVersion
+    files: tuple[FileStamp, ...]
+    leaving: tuple[str, ...] = ()
+
+    def serialize(self) -> bytes:
+        return json.dumps({"format": STATE_FORMAT} | asdict(self), indent=2).encode()
+
+    @classmethod
+    def parse(cls, data: bytes, path: Path) -> "CheckoutState":
+        try:
+            row: dict[str, Any] = json.loads(data)
+            if row["format"] != STATE_FORMAT:
+                raise ValueError(f"format {row['format']!r}")
+            return cls(
+                phase=row["phase"],
+                version=HeldVersion(**row["version"]),
+                files=tuple(FileStamp(**stamp) for stamp in row["files"]),
+                leaving=tuple(row["leaving"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointInvalid(
+                f"{path} isn't a checkout's state: {error!r}",
+                remedy="check out with --rebuild to make the folder anew",
+            ) from error
+
+
+class CheckoutFolder:
+    """A folder that this process alone works on. Made by `open_checkout_folder`."""
+
+    def __init__(self, path: Path, *, existed: bool) -> None:
+        self.path = path
+        self.inner = path / STATE_FOLDER
+        self.building = self.inner / "building"
+        self.journal = self.inner / "journal"
+        self._existed = existed
+
+    def state(self) -> CheckoutState | None:
+        """What the folder says it is; None: nothing yet.
+
+        Raises:
+            CheckpointInvalid: its state file is damaged.
+        """
+        path = self.inner / "state.json"
+        with disk_errors(f"read {path}"):
+            try:
+                return CheckoutState.parse(path.read_bytes(), path)
+            except FileNotFoundError:
+                return None
+
+    def repair(self) -> bool:
+        """Finish what a killed run left unfinished, and forget what it hadn't begun to write.
+
+        Returns:
+            Whether there was something to finish.
+
+        Raises:
+            CorruptionError, FingerprintMismatch, CheckpointInvalid: the files can't be proven.
+        """
+        with disk_errors(f"repair {self.path}"):
+            # A journal under its temporary name was never acted on.
+            self.journal.with_name("journal.tmp").unlink(missing_ok=True)
+            state = self.state()
+            # First: where both are there, new files replace a move that couldn't be finished.
+            if state is not None and state.phase == "placing":
+                self._finish_placing(state)
+                return True
+            if self.journal.exists():
+                self.finish_move()
+                return True
+            shutil.rmtree(self.building, ignore_errors=True)
+        return False
+
+    def held(self) -> HeldVersion | None:
+        """The version that the files are, proven; None: there is none yet.
+
+        Files that nobody touched since plait proved them are believed; others are read whole.
+
+        Raises:
+            BaseMismatch: somebody changed the weights.
+        """
+        state = self.state()
+        if state is None:
+            return None
+        version = state.version
+        weights = CheckpointFolder(self.path)
+        if weights.layout.digest != version.layout_digest:
+            raise self._changed(version, f"layout {weights.layout.digest}", version.layout_digest)
+        if any(stamp != _stamp(self.path, stamp.name) for stamp in state.files):
+            found = str(fingerprint_weights(weights))
+            if found != version.fingerprint:
+                raise self._changed(version, f"fingerprint {found}", version.fingerprint)
+        return version
+
+    def _changed(self, version: HeldVersion, found: str, expected: str) -> BaseMismatch:
+        return BaseMismatch(
+            f"{self.path} was changed since version {version.seq} was checked out: its weights "
+            f"have {found}, expected {expected}",
+            remedy="check out into another folder, or with --rebuild to lose the changes",
+            expected=expected,
+            found=found,
+        )
+
+    def stamp(self, version: HeldVersion) -> None:
+        """Say that the files are this version now."""
+        state = self.state()
+        assert state is not None
+        names = [stamp.name for stamp in state.files]
+        self._write_whole(version, names)
+
+    def finish_move(self) -> None:
+        """Replay the journal, prove what it wrote, and say which version that makes.
+
+        The files change in place: a reader that maps them sees new weights, never zeros or a short
+        file, because no file is truncated or replaced.
+        """
+        version = HeldVersion(**journal.read_header(self.journal))
+        weights = CheckpointFolder(self.path, writable=True)
+        if weights.layout.digest != version.layout_digest:
+            raise CheckpointInvalid(
+                f"files of {self.path} are gone or replaced in the middle of a move",
+                remedy="check out with --rebuild",
+            )
+        with disk_errors(f"write {self.path}"):
+            journal.replay(self.journal, weights)
+            weights.flush()
+            failpoint("move.flushed")
+            self.stamp(version)
+            failpoint("move.stamped")
+            self.journal.unlink()
+            sync_folder(self.inner)
+
+    def start_building(self) -> Path:
+        """An empty folder for new files, on the same disk."""
+        with disk_errors(f"write {self.building}"):
+            shutil.rmtree(self.building, ignore_errors=True)
+            self.building.mkdir()
+        return self.building
+
+    def place(self, version: HeldVersion) -> None:
+        """Let the files in `building` take their places, and the old ones that plait wrote go.
+
+        Each file is replaced by a rename: a reader that maps an old one keeps it to the end.
+        """
+        old = self.state()
+        with disk_errors(f"write {self.path}"):
+            names = sorted(
+                path.relative_to(self.building).as_posix()
+                for path in self.building.rglob("*")
+                if path.is_file()
+            )
+            before = [] if old is None else [stamp.name for stamp in old.files]
+            state = CheckoutState(
+                phase="placing",
+                version=version,
+                files=tuple(FileStamp(name, 0, 0, 0) for name in names),
+                leaving=tuple(sorted(set(before) - set(names))),
+            )
+            self._write(state)
+            failpoint("placing.begun")
+            self._finish_placing(state)
+
+    def discard(self) -> None:
+        """After a failure: leave the folder as it was found."""
+        if self.journal.exists():
+            return
+        shutil.rmtree(self.building, ignore_errors=True)
+        self.journal.with_name("journal.tmp").unlink(missing_ok=True)
+        if not (self.inner / "state.json").exists():
+            shutil.rmtree(self.inner, ignore_errors=True)
+            if not self._existed and not any(self.path.iterdir()):
+                self.path.rmdir()
+
+    def _finish_placing(self, state: CheckoutState) -> None:
+        self.journal.unlink(missing_ok=True)
+        for stamp in state.files:
+            source, target = self.building / stamp.name, self.path / stamp.name
+            if source.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                source.replace(target)
+                sync_folder(target.parent)
+                failpoint("placing.file")
+            elif not target.exists():
+                raise CheckpointInvalid(
+                    f"{target} is gone, and {source} too", remedy="check out with --rebuild"
+                )
+        for name in state.leaving:
+            (self.path / name).unlink(missing_ok=True)
+        self._write_whole(state.version, [stamp.name for stamp in state.files])
+        failpoint("placing.done")
+        shutil.rmtree(self.building, ignore_errors=True)
+
+    def _write_whole(self, version: HeldVersion, names: Sequence[str]) -> None:
+        # A side file that its owner removed is no longer plait's; weights are all there by now.
+        stamps = tuple(s for name in names if (s := _stamp(self.path, name)) is not None)
+        self._write(CheckoutState("whole", version, stamps))
+
+    def _write(self, state: CheckoutState) -> None:
+        write_atomically(self.inner / "state.json", state.serialize())
+
+
+@contextmanager
+def open_checkout_folder(path: Path) -> Iterator[CheckoutFolder]:
+    """A folder to check out into, locked against other runs.
+
+    On an error the folder is left as it was found, unless the journal already stands: then the
+    next run finishes the move.
+
+    Raises:
+        UsageError: it holds something that plait didn't put there.
+        ConflictError: another run works on it.
+    """
+    existed = path.exists()
+    inner = path / STATE_FOLDER
+    with disk_errors(f"open {path}"):
+        if existed and not path.is_dir():
+            raise UsageError(f"{path} isn't a folder")
+        if existed and not inner.is_dir() and any(path.iterdir()):
+            raise UsageError(
+                f"{path} isn't empty and isn't a checkout of plait's; nothing was written",
+                remedy="choose a new or empty folder",
+            )
+        inner.mkdir(parents=True, exist_ok=True)
+    with _locked(inner / "lock"):
+        folder = CheckoutFolder(path, existed=existed)
+        try:
+            yield folder
+        except BaseException:
+            folder.discard()
+            raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with disk_errors(f"lock {path}"):
+        file = _open_lock(path)
+    try:
+        yield
+    finally:
+        file.close()
+
+
+def _open_lock(path: Path) -> TextIO:
+    while True:
+        file = path.open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A failed first checkout removes its lock: then this is the lock of nobody.
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except BlockingIOError as error:
+            file.close()
+            raise ConflictError(
+                f"another run of plait works on {path.parent.parent}",
+                remedy="wait until it is done, then run this again",
+            ) from error
+        file.close()
+
+
+def _stamp(folder: Path, name: str) -> FileStamp | None:
+    try:
+        found = (folder / name).stat()
+    except FileNotFoundError:
+        return None
+    return FileStamp(name, found.st_size, found.st_mtime_ns, found.st_ino)

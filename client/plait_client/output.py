@@ -1,0 +1,130 @@
+"""What the command line prints: tables for people, one JSON document for programs.
+
+Standard output carries the answer only. With `--json` that is exactly one JSON document if the
+command succeeds and nothing if it fails; everything else (progress, warnings, errors) goes to
+standard error. An error there is a line and its remedy, or with `--json` a problem document.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from plait.errors import PlaitError
+from plait.wire import problem_of
+from plait_client.progress import SILENT, Progress
+
+_PIPE_WIDTH: Final = 400
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")
+]
+
+
+class Output:
+    """Where one command's answer goes."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        # In a file or a pipe a table is as wide as it needs to be.
+        width = None if sys.stdout.isatty() else _PIPE_WIDTH
+        self._console = Console(soft_wrap=True, highlight=False, width=width)
+
+    def document(self, document: BaseModel | Mapping[str, Any]) -> None:
+        """The answer for programs; people get nothing of it."""
+        if self.as_json:
+            plain = document
+            if isinstance(document, BaseModel):
+                plain = document.model_dump(mode="json", by_alias=True)
+            sys.stdout.write(json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
+
+    def line(self, text: str) -> None:
+        """One line for people."""
+        if not self.as_json:
+            self._console.print(text, markup=False)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """A table for people; numbers stand to the right."""
+        if self.as_json:
+            return
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for index, column in enumerate(columns):
+            numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+            table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(_cell(value) for value in row))
+        self._console.print(table)
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """Bars with bytes, rate and time left on standard error, if that is a terminal."""
+        if not sys.stderr.isatty():
+            yield SILENT
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+            yield _BarProgress(bars)
+
+
+class _BarProgress:
+    """The progress port as one rich bar after the other."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._task: TaskID | None = None
+
+    def begin(self, task: str, total: int) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(task, total=total)
+
+    def advance(self, amount: int) -> None:
+        if self._task is not None:
+            self._bars.advance(self._task, amount)
+
+
+def print_error(error: PlaitError, *, as_json: bool) -> None:
+    """An error on standard error: what, and what to do about it."""
+    if as_json:
+        sys.stderr.write(problem_of(error).model_dump_json() + "\n")
+        return
+    sys.stderr.write(f"error: {error.message}\n")
+    if error.remedy:
+        sys.stderr.write(f"       {error.remedy}\n")
+
+
+def human_bytes(size: int) -> str:
+    """`1.23 MB`: decimal units, three digits."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{size} B" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,100 @@
+"""Verify a version: its stored bytes, or a folder that should hold it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.codec.chunks import read_chunk
+from plait.errors import CheckpointInvalid, FingerprintMismatch
+from plait.fingerprint import ZERO, Fingerprint
+from plait.manifest import Manifest
+from plait.weights import fingerprint_weights
+from plait.wire import PlanStep, VersionDocument
+from plait_client.checkpoint import STATE_FOLDER, CheckpointFolder
+from plait_client.progress import Progress
+from plait_client.registry import RegistryClient
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was read and found right.
+
+    Attributes:
+        manifests, chunks, stored_bytes: read anew from the registry, every digest compared.
+        weights: elements of a folder that were read.
+    """
+
+    manifests: int
+    chunks: int
+    stored_bytes: int
+    weights: int
+
+
+def verify_stored(
+    client: RegistryClient, version: VersionDocument, progress: Progress
+) -> Verification:
+    """Read everything that leads to a version, past every cache.
+
+    Documents and chunks must have their digests, frames their checksums, and the increments must
+    add up, step by step, to the version's fingerprint.
+
+    Raises:
+        CorruptionError, ChunkInvalid, ObjectMissing: what is damaged or gone.
+    """
+    plan = client.plan(version.policy, None, version.version_digest)
+    progress.begin("reading", plan.total_bytes)
+    reached, chunks, size = ZERO, 0, 0
+    for step in plan.steps:
+        manifest = client.manifest(step.manifest_digest)
+        reached += _verify_step(client, step, manifest, progress)
+        chunks += len(manifest.chunks)
+        size += manifest.chunk_bytes
+    if str(reached) != version.fingerprint:
+        raise FingerprintMismatch(
+            f"what is stored adds up to {reached}; {version.policy}@{version.seq} has "
+            f"{version.fingerprint}",
+            expected=version.fingerprint,
+            found=str(reached),
+        )
+    return Verification(len(plan.steps), chunks, size, 0)
+
+
+def verify_folder(folder: Path, version: VersionDocument) -> Verification:
+    """Read every weight of a folder.
+
+    Raises:
+        LayoutChanged, FingerprintMismatch: it doesn't hold the version.
+        CheckpointInvalid: it isn't one checkpoint, or a killed checkout waits for its repair.
+    """
+    if (folder / STATE_FOLDER / "journal").exists():
+        raise CheckpointInvalid(
+            f"{folder} is in the middle of a move", remedy="run the checkout again to finish it"
+        )
+    weights = CheckpointFolder(folder)
+    found = fingerprint_weights(weights)
+    if weights.layout.digest != version.layout_digest or str(found) != version.fingerprint:
+        raise FingerprintMismatch(
+            f"{folder} isn't {version.policy}@{version.seq}: it has layout {weights.layout.digest} "
+            f"and fingerprint {found}, expected {version.layout_digest} and {version.fingerprint}",
+            expected=version.fingerprint,
+            found=str(found),
+        )
+    return Verification(0, 0, 0, weights.layout.total_elements)
+
+
+def _verify_step(
+    client: RegistryClient, step: PlanStep, manifest: Manifest, progress: Progress
+) -> Fingerprint:
+    """The step's contribution to the fingerprint; a reverse step subtracts."""
+    if manifest.external:
+        return manifest.target
+    layout = client.layout(manifest.layout)
+    if manifest.cut is not None:
+        client.cut(manifest.cut).check_against(layout)
+    total = ZERO
+    for entry in manifest.chunks:
+        reader = read_chunk(client.chunk(entry.digest, entry.size), entry=entry)
+        total += sum((frame.increment for frame in reader.frames), ZERO)
+        progress.advance(entry.size)
+    for side_file in manifest.side_files:
+        client.chunk(side_file.digest, side_file.size)
+    return -total if step.kind == "reverse" else total
