@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,9 +18,12 @@ from plait.tensors import (
     layout_of_tensors,
     scatter_at,
 )
-from plait.weights import UNSIGNED
+from plait.weights import UNSIGNED, Weights
 from plait_rollout.staging import StagedFrame
 from plait_rollout.touched import Bits, Positions, by_tensor
+
+# Whole tensors are written in parts of this many items: a copy and 8 bytes of position for each.
+_SLICE_ITEMS: Final = 1 << 20
 
 # (device, address, bytes, dtype) of a tensor's memory.
 Place = tuple[str, int, int, torch.dtype]
@@ -56,6 +60,16 @@ class LiveTensors:
         for tensor, rows, items in by_tensor(frame, self.layout, positions):
             if tensor.name not in self.tied_to:
                 scatter_at(self._flat[tensor.name], items, bits[rows])
+
+    def replace(self, weights: Weights) -> None:
+        """Writes every item of other weights of this layout."""
+        for tensor in self.layout.tensors:
+            flat = self._flat[tensor.name]
+            bits = weights.bits(tensor.name)
+            for start in range(0, tensor.items, _SLICE_ITEMS):
+                part = bits[start : start + _SLICE_ITEMS]
+                positions = np.arange(start, start + part.size, dtype=np.int64)
+                scatter_at(flat, positions, np.ascontiguousarray(part))
 
     def fingerprint(self) -> Fingerprint:
         """A full pass over every word of the layout."""

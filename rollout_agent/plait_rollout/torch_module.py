@@ -17,6 +17,7 @@ from plait.errors import (
 )
 from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import Layout
+from plait.weights import Weights, fingerprint_weights
 from plait_rollout.engine import ApplyReport, AttachReport, Move, StageReport
 from plait_rollout.gate import GenerationGate
 from plait_rollout.live_tensors import LiveTensors, places_of
@@ -153,6 +154,34 @@ class TorchModuleEngine:
             self._held = base
         return ApplyReport(paused.seconds, scatter.seconds)
 
+    def load(self, weights: Weights, stamp: str) -> ApplyReport:
+        """Replaces every weight: the way to a state that no delta leads to. Attach afterwards.
+
+        It keeps no undo list, which would be as large as the module.
+
+        Raises:
+            LayoutChanged, MapUnproven: nothing was written.
+            ReplicaUnproven: cut short, or not what it should be; generation stays held back.
+        """
+        self.close()
+        live = LiveTensors(weights.layout, self._tensors())
+        expected = fingerprint_weights(weights)
+        with stopwatch() as paused, self._paused():
+            found: Fingerprint | None = None
+            try:
+                with stopwatch() as writing:
+                    live.replace(weights)
+                    found = live.fingerprint()
+            finally:
+                if found != expected:
+                    self._condemn(f"a load of {stamp!r} was not completed")
+            if found != expected:
+                raise ReplicaUnproven(
+                    f"loaded {found}, expected {expected}", remedy="load it again"
+                )
+            self._announce(stamp)
+        return ApplyReport(paused.seconds, writing.seconds)
+
     def version(self) -> str:
         """See Engine. Empty before the first move."""
         return self._stamp
@@ -226,13 +255,16 @@ class TorchModuleEngine:
         except _WRITE_FAILURES as error:
             why = str(error)
         if why:
-            self._stamp = ""
-            self._live = self._last = None
-            self._gate.condemn(f"a failed move could not be undone: {why}")
+            self._condemn(f"a failed move could not be undone: {why}")
             raise ReplicaUnproven(
                 f"a failed move could not be undone: {why}",
                 remedy="load a whole version again before this module serves",
             )
+
+    def _condemn(self, why: str) -> None:
+        self._stamp = ""
+        self._live = self._last = None
+        self._gate.condemn(why)
 
     def _announce(self, stamp: str) -> None:
         if self._on_applied is not None:
@@ -241,13 +273,19 @@ class TorchModuleEngine:
 
 
 def _scatter(live: LiveTensors, frames: Sequence[StagedFrame], undo: list[_Undo]) -> None:
-    """Adds the deltas to the live bits, each frame on the undo list before it is written."""
+    """Adds the deltas to the live bits.
+
+    All old bits are on the undo list before the first write: a tied tensor's frame reads memory
+    that another frame writes.
+    """
     for frame in frames:
         old = live.read(frame.spec, frame.delta.positions)
         if increment_on_base(frame.spec, frame.delta, old) != frame.delta.increment:
             raise BaseMismatch(f"frame {frame.number} was changed since the move was staged")
         undo.append(_Undo(frame, old))
-        live.write(frame.spec, frame.delta.positions, old + frame.delta.differences)
+    for written in undo:
+        delta = written.frame.delta
+        live.write(written.frame.spec, delta.positions, written.old + delta.differences)
 
 
 def _write_back(live: LiveTensors, undo: Sequence[_Undo]) -> None:
