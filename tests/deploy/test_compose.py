@@ -15,6 +15,7 @@ import yaml
 from sqlalchemy import make_url
 
 from plait.store import FsspecStore, open_store
+from plait_server.settings import Settings
 
 from .dockerfile import Dockerfile
 
@@ -178,6 +179,22 @@ def test_the_registrys_store_and_database_open_with_what_it_is_given() -> None:
     url = make_url(environment["PLAIT_DATABASE_URL"])
     assert (url.drivername, url.host, url.database) == ("postgresql+psycopg", "database", "plait")
     assert json.loads(environment["PLAIT_STORE_OPTIONS"])["endpoint_url"] == "http://objects:9000"
+
+
+def test_the_registry_knows_every_setting_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment = SERVICES["registry"]["environment"]
+    image = Dockerfile.read(ROOT / "server/Dockerfile").last_stage()
+    in_image = re.findall(r"(PLAIT_[A-Z_]+)=", " ".join(image.all("ENV")))
+    for name in [*environment, *in_image]:
+        assert name.removeprefix("PLAIT_").lower() in Settings.model_fields, name
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    settings = Settings()
+    assert settings.port == 8400
+    assert settings.store_url == "s3://plait/objects"
+    assert settings.store_options == json.loads(environment["PLAIT_STORE_OPTIONS"])
 
 
 @pytest.mark.parametrize("path", DOCKERFILES)

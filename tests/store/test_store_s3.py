@@ -75,6 +75,7 @@ FsspecStore({s3_url!r}, {options_for(s3_port)!r}).put("a", b"from elsewhere")
 def test_two_prefixes_of_a_bucket_are_two_stores(s3_port: int) -> None:
     bucket = make_bucket(s3_port)
     whole = opened(f"s3://{bucket}", s3_port)
+    assert list(whole.list()) == []
     one, other = opened(f"s3://{bucket}/one/", s3_port), opened(f"s3://{bucket}/other", s3_port)
     one.put("a", b"1")
     other.put("a", b"2")
