@@ -104,9 +104,7 @@ def changed_weights(weights: ArrayWeights, seed: int, density: float) -> ArrayWe
         changed = random.random(items.size) < density
         steps = random.choice([1, -1, 2, -90, 127, -128, 128], items.size).astype(np.int64)
         other = _random_items(random, tensor)
-        moved = np.where(
-            random.random(items.size) < 0.2, other, items + steps.astype(items.dtype)
-        )
+        moved = np.where(random.random(items.size) < 0.2, other, items + steps.astype(items.dtype))
         arrays[tensor.name] = np.where(changed, moved, items)
     return ArrayWeights(weights.layout, arrays)
 

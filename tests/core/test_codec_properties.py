@@ -122,17 +122,13 @@ def test_a_delta_and_its_negation_cancel(layout: Layout, seed: int, density: flo
 def test_adding_is_associative(layout: Layout, seed: int) -> None:
     states = [random_weights(layout, seed + i) for i in range(4)]
     for frame in plain_cut(layout, for_anchor=False).frames:
-        a, b, c = (
-            codec.detect(frame, s, t) for s, t in zip(states, states[1:], strict=False)
-        )
+        a, b, c = (codec.detect(frame, s, t) for s, t in zip(states, states[1:], strict=False))
         left, right = codec.add(codec.add(a, b), c), codec.add(a, codec.add(b, c))
         assert same_delta(left, right)
 
 
 @given(layouts(), seeds)
-def test_another_base_under_a_touched_word_changes_the_increment(
-    layout: Layout, seed: int
-) -> None:
+def test_another_base_under_a_touched_word_changes_the_increment(layout: Layout, seed: int) -> None:
     old = random_weights(layout, seed)
     new = changed_weights(old, seed + 1, 0.5)
     other = changed_weights(old, seed + 2, 0.5)
