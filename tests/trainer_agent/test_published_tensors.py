@@ -251,5 +251,5 @@ def transformers_model(kind: str, *, tied: bool) -> "nn.Module":
     }  # fmt: skip
     if kind == "dense":
         return Qwen3ForCausalLM(Qwen3Config(**sizes))
-    experts = {"moe_intermediate_size": 6, "num_experts": 3, "num_experts_per_tok": 2}
+    experts = {"moe_intermediate_size": 12, "num_experts": 3, "num_experts_per_tok": 2}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts))

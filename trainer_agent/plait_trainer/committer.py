@@ -31,6 +31,7 @@ from plait.manifest import ChunkEntry, Manifest, VersionRecord
 from plait.store import Store
 from plait.weights import Weights
 from plait.wire import VersionDocument
+from plait_client.failpoints import failpoint
 from plait_client.registry import RegistryClient
 from plait_client.upload import commit_version, put_cut, put_layout, upload_frames
 from plait_trainer.deltas import Deltas, add_up, encode_changes, encode_whole, statistics_of
@@ -117,8 +118,10 @@ class Committer:
             self._settle(self._sent)
         sent = self._persist(lambda: self._upload(publish, captured))
         self._sent, self._pending = sent, {}
+        failpoint("trainer.uploaded")
         started = time.perf_counter()
         version = self._settle(sent)
+        failpoint("trainer.committed")
         publish.metrics.commit_seconds += time.perf_counter() - started
         publish.metrics.payload_bytes = version.payload_bytes
         publish.metrics.changed_elements = version.changed_elements

@@ -1,0 +1,52 @@
+"""One registry for the folder, and clients of it. Every test has a policy of its own."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from plait_client.registry import RegistryClient
+from tests.trainer_agent.proxy import Proxy
+from tests.trainer_agent.registry_process import RegistryProcess
+
+
+@pytest.fixture(scope="session")
+def shared_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcess]:
+    registry = RegistryProcess(tmp_path_factory.mktemp("registry") / "data")
+    registry.start()
+    yield registry
+    registry.stop()
+
+
+@pytest.fixture
+def client(shared_registry: RegistryProcess) -> Iterator[RegistryClient]:
+    with RegistryClient(shared_registry.url) as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(shared_registry: RegistryProcess) -> Iterator[Proxy]:
+    proxy = Proxy(shared_registry.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def far(proxy: Proxy) -> Iterator[RegistryClient]:
+    """A client that reaches the registry through the proxy, and gives up at once."""
+    with RegistryClient(proxy.url, attempts=1, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcess]:
+    """A registry that the test may kill."""
+    registry = RegistryProcess(tmp_path_factory.mktemp("own") / "data")
+    registry.start()
+    yield registry
+    registry.stop()
+
+
+@pytest.fixture
+def policy(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:100]
