@@ -86,6 +86,21 @@ def checkout(
     return CheckoutResult(*result, repaired=repaired)
 
 
+def plan_stored(
+    client: RegistryClient, policy: str, to: str, held: HeldState | None = None
+) -> PlanDocument:
+    """The cheapest plan for a caller that has no external anchor's weights beside `held`.
+
+    One that begins at an external anchor comes only where nothing else leads there.
+    """
+    try:
+        return client.plan(policy, held, to, allow_external=False)
+    except NoPlan:
+        if held is not None:
+            raise
+    return client.plan(policy, None, to)
+
+
 class _Checkout:
     """One run on one locked folder."""
 
@@ -117,7 +132,7 @@ class _Checkout:
             state = HeldState(
                 layout_digest=source.layout.digest, fingerprint=str(fingerprint_weights(source))
             )
-        plan = self._client.plan(policy, state, to)
+        plan = plan_stored(self._client, policy, to, state)
         version = HeldVersion(
             policy=plan.policy,
             seq=plan.seq,
@@ -197,7 +212,7 @@ class _Checkout:
     def _side_files(self, plan: PlanDocument) -> tuple[SideFile, ...] | None:
         """Of the anchor that the version stems from; None: an external one, which has none."""
         try:
-            way = self._client.plan(plan.policy, None, str(plan.seq))
+            way = self._client.plan(plan.policy, None, str(plan.seq), allow_external=False)
         except NoPlan:
             return None
         first = way.steps[0] if way.steps else None

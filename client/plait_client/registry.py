@@ -313,9 +313,16 @@ class RegistryClient:
 
     # Plans and replicas -------------------------------------------------------------------------
 
-    def plan(self, policy: str, held: HeldState | None, to: str) -> PlanDocument:
-        """The cheapest way from what the caller holds (None: nothing) to a REF."""
-        body = _body(PlanRequest(held=held, to=to))
+    def plan(
+        self, policy: str, held: HeldState | None, to: str, *, allow_external: bool = True
+    ) -> PlanDocument:
+        """The cheapest way from what the caller holds (None: nothing) to a REF.
+
+        Args:
+            allow_external: a plan from nothing may begin at weights that the registry doesn't
+                hold, and that cost nothing because the caller has them.
+        """
+        body = _body(PlanRequest(held=held, to=to, allow_external=allow_external))
         return parsed(PlanDocument, self._post(_path("policies", policy) + "/plan", body))
 
     def report_replica(self, policy: str, replica: str, report: ReplicaReport) -> ReplicaDocument:

@@ -9,6 +9,7 @@ from plait.fingerprint import ZERO, Fingerprint
 from plait.manifest import Manifest
 from plait.weights import fingerprint_weights
 from plait.wire import PlanStep, VersionDocument
+from plait_client.checkout import plan_stored
 from plait_client.checkpoint import STATE_FOLDER, CheckpointFolder
 from plait_client.progress import Progress
 from plait_client.registry import RegistryClient
@@ -40,7 +41,7 @@ def verify_stored(
     Raises:
         CorruptionError, ChunkInvalid, ObjectMissing: what is damaged or gone.
     """
-    plan = client.plan(version.policy, None, version.version_digest)
+    plan = plan_stored(client, version.policy, version.version_digest)
     progress.begin("reading", plan.total_bytes)
     reached, chunks, size = ZERO, 0, 0
     for step in plan.steps:
