@@ -3,6 +3,7 @@
 It shares no code with plait: safetensors, zstandard, numpy and Python integers only.
 """
 
+import itertools
 import json
 from typing import Any
 
@@ -70,7 +71,7 @@ def _positions(planes: dict[str, list[int]], items: int, item_bytes: int) -> lis
     marks = np.array(planes.get("restart", []), np.uint8).view("<u4").reshape(-1, columns)
     starts = [0, *(int(mark) for mark in marks[:, 0]), len(planes["gap"])]
     positions = []
-    for block, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for block, (start, end) in enumerate(itertools.pairwise(starts)):
         position = (block << 20) - 1
         for gap in planes["gap"][start:end]:
             position += gap if gap == 255 else gap + 1

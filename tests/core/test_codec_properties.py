@@ -1,5 +1,7 @@
 """Deltas form a group, and every way through the codec ends at the same bits."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,7 +102,7 @@ def test_adding_two_deltas_is_the_delta_of_both_steps(
     states.append(changed_weights(states[0], seed + 1, first))
     states.append(changed_weights(states[1], seed + 2, second))
     for frame in cut.frames:
-        steps = [codec.detect(frame, a, b) for a, b in zip(states, states[1:], strict=False)]
+        steps = [codec.detect(frame, a, b) for a, b in itertools.pairwise(states)]
         both = codec.add(*steps)
         assert same_delta(both, codec.detect(frame, states[0], states[2]))
         assert same_delta(both, codec.add(*reversed(steps)))
@@ -122,7 +124,7 @@ def test_a_delta_and_its_negation_cancel(layout: Layout, seed: int, density: flo
 def test_adding_is_associative(layout: Layout, seed: int) -> None:
     states = [random_weights(layout, seed + i) for i in range(4)]
     for frame in plain_cut(layout, for_anchor=False).frames:
-        a, b, c = (codec.detect(frame, s, t) for s, t in zip(states, states[1:], strict=False))
+        a, b, c = (codec.detect(frame, s, t) for s, t in itertools.pairwise(states))
         left, right = codec.add(codec.add(a, b), c), codec.add(a, codec.add(b, c))
         assert same_delta(left, right)
 

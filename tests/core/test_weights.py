@@ -1,0 +1,145 @@
+"""Weights as bits, whatever arrays they come in."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from plait import codec
+from plait.cut import FrameSpec, Segment, plain_cut
+from plait.errors import LayoutChanged, UsageError
+from plait.fingerprint import ZERO, Fingerprint, fingerprint_at
+from plait.layout import Layout, TensorSpec
+from plait.weights import (
+    ArrayWeights,
+    fingerprint_items,
+    fingerprint_weights,
+    gather,
+    scatter,
+)
+from tests.core.strategies import copy_of, covering_cuts, equal_bits, layouts, random_weights, seeds
+
+GRID = Layout.of([TensorSpec("w", "BF16", (6, 8))])
+
+
+def test_arrays_of_any_type_of_their_item_size_are_taken_as_bits() -> None:
+    layout = Layout.of(
+        [
+            TensorSpec("c", "C64", (2,)),
+            TensorSpec("f", "F32", (3, 2)),
+            TensorSpec("h", "F16", ()),
+            TensorSpec("m", "BOOL", (4,)),
+            TensorSpec("p", "F4", (2, 8)),
+        ]
+    )
+    arrays = {
+        "c": np.array([1 + 2j, -0.0], np.complex64),
+        "f": np.array([[1, 2], [3, 4], [np.nan, -0.0]], np.float32),
+        "h": np.array(1.5, np.float16),
+        "m": np.array([True, False, True, True]),
+        "p": np.arange(8, dtype=np.uint8),
+    }
+    weights = ArrayWeights(layout, arrays)
+    assert weights.bits("c").dtype == np.uint64
+    assert weights.bits("f").tolist()[-1] == 0x80000000
+    assert weights.bits("h").tolist() == [0x3E00]
+    assert weights.bits("m").tolist() == [1, 0, 1, 1]
+    weights.bits("f")[0] = 0x7FC00001
+    assert np.isnan(arrays["f"][0, 0])
+
+
+def test_missing_unknown_or_reshaped_tensors_are_refused() -> None:
+    array = np.zeros((6, 8), np.uint16)
+    for arrays in (
+        {},
+        {"w": array, "v": array},
+        {"w": array.T},
+        {"w": array[:5]},
+        {"w": array.astype(np.float32)},
+        {"w": array.reshape(6, 8, 1)},
+    ):
+        with pytest.raises(LayoutChanged):
+            ArrayWeights(GRID, arrays)
+    ArrayWeights(GRID, {"w": array.reshape(-1)})
+
+
+def strided_arrays() -> list[NDArray[np.uint16]]:
+    """The same 6 by 8 items as a transposed, a reversed, a stepped and a padded view."""
+    items = np.arange(48, dtype=np.uint16).reshape(6, 8)
+    transposed = items.T.copy().T
+    reversed_ = items[::-1].copy()[::-1]
+    stepped = np.full((6, 16), 0xFFFF, np.uint16)
+    stepped[:, ::2] = items
+    padded = np.full((6, 11), 0xFFFF, np.uint16)
+    padded[:, :8] = items
+    return [transposed, reversed_, stepped[:, ::2], padded[:, :8]]
+
+
+@pytest.mark.parametrize("array", strided_arrays(), ids=["transposed", "reversed", "step", "pad"])
+def test_only_logical_items_count_and_no_write_gets_lost_in_a_copy(
+    array: NDArray[np.uint16],
+) -> None:
+    plain = ArrayWeights(GRID, {"w": np.arange(48, dtype=np.uint16).reshape(6, 8)})
+    strided = ArrayWeights(GRID, {"w": array})
+    assert equal_bits(plain, strided)
+    assert fingerprint_weights(plain) == fingerprint_weights(strided)
+    (frame,) = plain_cut(GRID, for_anchor=False).frames
+    assert codec.detect(frame, plain, strided).count == 0
+    changed = copy_of(plain)
+    changed.bits("w")[9] += 1
+    delta = codec.detect(frame, strided, changed)
+    assert delta.positions.tolist() == [9]
+    with pytest.raises(UsageError, match="read-only"):
+        codec.apply(frame, strided, delta)
+
+
+@given(st.data(), layouts(), seeds)
+def test_gathering_and_scattering_are_inverse(
+    data: st.DataObject, layout: Layout, seed: int
+) -> None:
+    weights = random_weights(layout, seed)
+    other = random_weights(layout, seed + 1)
+    total = ZERO
+    for frame in data.draw(covering_cuts(layout)).frames:
+        items = gather(frame, weights)
+        words = frame.words_of(np.arange(frame.items, dtype=np.uint32))
+        assert fingerprint_items(frame, items) == fingerprint_at(words, items)
+        total += fingerprint_items(frame, items)
+        scatter(frame, other, items)
+    assert equal_bits(other, weights)
+    assert total == fingerprint_weights(weights, threads=3)
+
+
+def test_a_column_block_is_gathered_row_by_row() -> None:
+    weights = ArrayWeights(GRID, {"w": np.arange(48, dtype=np.uint16)})
+    frame = FrameSpec(2, (Segment(2, 3, 8, 6), Segment(0, 1, 8, 2)))
+    rows = [8 * r + c for r in range(6) for c in (2, 3, 4)]
+    assert gather(frame, weights).tolist() == [*rows, 0, 8]
+
+
+def test_items_of_another_frame_aren_t_scattered() -> None:
+    weights = ArrayWeights(GRID, {"w": np.zeros(48, np.uint16)})
+    (frame,) = plain_cut(GRID, for_anchor=False).frames
+    for items in (np.ones(47, np.uint16), np.ones(48, np.uint32), np.ones((48, 1), np.uint16)):
+        with pytest.raises(UsageError):
+            scatter(frame, weights, items)
+    assert not weights.bits("w").any()
+
+
+def test_weights_without_words_have_the_fingerprint_zero() -> None:
+    layout = Layout.of([TensorSpec("e", "BF16", (0, 16))])
+    assert fingerprint_weights(ArrayWeights(layout, {"e": np.zeros((0, 16), np.uint16)})) == ZERO
+    assert str(ZERO) == "0" * 32
+
+
+def test_the_fingerprint_tells_apart_what_values_can_t() -> None:
+    """Equal NaNs are equal, other payloads aren't, and -0.0 isn't 0.0."""
+    layout = Layout.of([TensorSpec("x", "F32", (2,))])
+
+    def of(*bits: int) -> Fingerprint:
+        return fingerprint_weights(ArrayWeights(layout, {"x": np.array(bits, np.uint32)}))
+
+    assert of(0x7FC00001, 0) == of(0x7FC00001, 0)
+    assert of(0x7FC00001, 0) != of(0x7FC00002, 0)
+    assert of(0x7FC00001, 0) != of(0x7FC00001, 1 << 31)
