@@ -206,12 +206,19 @@ class Follower:
             self._thread = threading.Thread(target=self._run, name="plait-follow", daemon=True)
             self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the thread, after the move that it is in. The replica goes on serving."""
+    def stop(self, *, wait: bool = True) -> None:
+        """Ends the thread, after the move that it is in. The replica goes on serving.
+
+        Args:
+            wait: for the thread's end too, which may hang in a long-poll; without it, only until
+                it is certain that it moves nothing any more.
+        """
         self._stopping.set()
-        if self._thread is not None:
+        with self._moving:
+            pass
+        if self._thread is not None and wait:
             self._thread.join()
-            self._thread = None
+        self._thread = None
         self._reporter.stop()
 
     def _run(self) -> None:
@@ -243,6 +250,8 @@ class Follower:
         etag = etag_of(known) if known is not None and (settled or delay) else None
         head = self._look(etag, wait=wait)
         with self._moving:
+            if self._stopping.is_set():
+                return
             every = self._options.verify_seconds
             if every is not None and time.monotonic() - self._verified_at >= every:
                 self._verify()

@@ -91,9 +91,7 @@ def encoded_delta(cut: Cut, old: State, new: State) -> list[EncodedFrame]:
 
 def manifest_of(cut: Cut | None, chunks: Sequence[Chunk], old: State, new: State) -> Manifest:
     layout = layout_of(old)
-    counts = [
-        int(np.count_nonzero(bits_of(old[name]) != bits_of(new[name]))) for name in layout_names(layout)
-    ]
+    tensors = [(t, bits_of(old[t.name]) != bits_of(new[t.name])) for t in layout.tensors]
     return Manifest(
         kind="delta",
         layout=layout.digest,
@@ -102,17 +100,13 @@ def manifest_of(cut: Cut | None, chunks: Sequence[Chunk], old: State, new: State
         target=fingerprint_of(new),
         chunks=tuple(chunk.entry for chunk in chunks),
         statistics=Statistics(
-            changed_elements=sum(counts),
-            changed_bytes=2 * sum(counts),
+            changed_elements=sum(int(np.count_nonzero(odd)) for _, odd in tensors),
+            changed_bytes=sum(int(np.count_nonzero(odd)) * t.item_bytes for t, odd in tensors),
             total_elements=layout.total_elements,
             dense_bytes=layout.dense_bytes,
             chunk_bytes=sum(chunk.size for chunk in chunks),
         ),
     )
-
-
-def layout_names(layout: Layout) -> list[str]:
-    return [tensor.name for tensor in layout.tensors]
 
 
 def one_chunk_a_frame(frames: Sequence[EncodedFrame]) -> list[Chunk]:
