@@ -22,7 +22,7 @@ GROUP: Final = "plait.commands"
 
 # What a package would have registered, for the day when it can't be imported.
 _COMMANDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
-    "server": ("serve", "gc", "token"),
+    "server": ("serve",),
     "rollout": ("follow",),
     "demo": ("demo",),
 }
@@ -35,7 +35,6 @@ def build_app() -> typer.Typer:
         name="plait",
         help="Version control for reinforcement-learning policy weights.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )

@@ -39,9 +39,7 @@ def fetcher_of(client: RegistryClient) -> Fetcher:
 
 
 def actor() -> str:
-    """Who acts, for the registry's history: `PLAIT_ACTOR` or the user's name."""
-    if named := os.environ.get("PLAIT_ACTOR"):
-        return named
+    """Who acts, for the registry's history: the user's name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import safetensors
-from safetensors import TensorSpec
 from numpy.typing import NDArray
+from safetensors import TensorSpec
 
 # name → (safetensors' dtype, raw item dtype, shape)
 SPECS: dict[str, tuple[str, str, tuple[int, ...]]] = {
