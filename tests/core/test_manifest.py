@@ -1,0 +1,232 @@
+"""Manifests, version records and the names in them: what they may say, and what contradicts."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait import canonical
+from plait.errors import (
+    DocumentInvalid,
+    FingerprintMismatch,
+    FormatError,
+    LimitExceeded,
+    UnsupportedFormat,
+)
+from plait.fingerprint import ZERO, Fingerprint
+from plait.limits import CHUNK_BYTES_MAX, METADATA_BYTES_MAX
+from plait.manifest import (
+    ChunkEntry,
+    Manifest,
+    SideFile,
+    Statistics,
+    VersionRecord,
+    check_name,
+    check_side_file_name,
+)
+
+DIGEST = "sha256:" + "a" * 64
+STATISTICS = Statistics(3, 6, 100, 200, 50)
+lanes = st.integers(0, (1 << 64) - 1)
+fingerprints = st.builds(Fingerprint, lanes, lanes)
+
+
+def chunk(*frames: int, increment: Fingerprint = ZERO) -> ChunkEntry:
+    return ChunkEntry(DIGEST, 50, 0, frames, increment)
+
+
+def delta(base: Fingerprint, *chunks: ChunkEntry, target: Fingerprint | None = None) -> Manifest:
+    reached = sum((c.increment for c in chunks), base)
+    cut = DIGEST if chunks else None
+    return Manifest("delta", DIGEST, cut, base, target or reached, chunks, STATISTICS)
+
+
+@given(fingerprints, st.lists(fingerprints, max_size=4))
+def test_a_manifest_survives_its_document(base: Fingerprint, increments: list[Fingerprint]) -> None:
+    chunks = [chunk(2 * n, 2 * n + 1, increment=step) for n, step in enumerate(increments)]
+    manifest = delta(base, *chunks)
+    again = Manifest.parse(manifest.data)
+    assert again == manifest
+    assert again.digest == manifest.digest == canonical.digest_of(manifest.data)
+    assert again.increment == sum(increments, ZERO)
+    assert again.chunk_bytes == 50 * len(chunks)
+
+
+def test_an_anchor_carries_side_files() -> None:
+    files = (SideFile("config.json", DIGEST, 7), SideFile("tokenizer/vocab.txt", DIGEST, 0))
+    manifest = Manifest(
+        "anchor", DIGEST, DIGEST, None, Fingerprint(1, 2),
+        (chunk(0, increment=Fingerprint(1, 2)),), STATISTICS, side_files=files,
+    )  # fmt: skip
+    assert Manifest.parse(manifest.data).side_files == files
+
+
+def test_an_external_anchor_has_a_target_and_no_chunks() -> None:
+    manifest = Manifest(
+        "anchor", DIGEST, None, None, Fingerprint(1, 2), (), STATISTICS, external=True
+    )
+    assert Manifest.parse(manifest.data) == manifest
+
+
+def test_a_lost_or_doubled_change_is_caught_by_the_sum() -> None:
+    lost = chunk(0, increment=Fingerprint(5, 5))
+    for chunks in ((lost,), (lost, chunk(1, increment=Fingerprint(5, 5)))):
+        with pytest.raises(FingerprintMismatch, match="lost or counted twice"):
+            delta(ZERO, *chunks, target=Fingerprint(1, 0))
+
+
+def anchor_fields(**fields: Any) -> dict[str, Any]:
+    manifest = Manifest(
+        "anchor", DIGEST, DIGEST, None, Fingerprint(1, 2),
+        (chunk(0, 3, increment=Fingerprint(1, 2)),), STATISTICS,
+        side_files=(SideFile("config.json", DIGEST, 7),),
+    )  # fmt: skip
+    return manifest.to_document() | fields
+
+
+def chunk_fields(**fields: Any) -> dict[str, Any]:
+    row = chunk(0, 3, increment=Fingerprint(1, 2)).to_document() | fields
+    return anchor_fields(chunks=[row])
+
+
+def side_fields(**fields: Any) -> dict[str, Any]:
+    return anchor_fields(side_files=[SideFile("config.json", DIGEST, 7).to_document() | fields])
+
+
+CONFIG = SideFile("config.json", DIGEST, 7).to_document()
+TWO_FRAMES = chunk(0, increment=ZERO).to_document()
+
+
+@pytest.mark.parametrize(
+    ("document", "error"),
+    [
+        (anchor_fields(kind="snapshot"), DocumentInvalid),
+        (anchor_fields(kind="delta"), DocumentInvalid),
+        (anchor_fields(**{"from": "0" * 32}), DocumentInvalid),
+        (anchor_fields(to=None), DocumentInvalid),
+        (anchor_fields(to="0" * 32), FingerprintMismatch),
+        (anchor_fields(layout="sha256:zz"), DocumentInvalid),
+        (anchor_fields(cut=None), DocumentInvalid),
+        (anchor_fields(cut=5), DocumentInvalid),
+        (anchor_fields(external=True), DocumentInvalid),
+        (anchor_fields(external=0), DocumentInvalid),
+        (anchor_fields(chunks={}), DocumentInvalid),
+        (anchor_fields(chunks=[[]]), DocumentInvalid),
+        (anchor_fields(chunks=[TWO_FRAMES, TWO_FRAMES]), DocumentInvalid),
+        (anchor_fields(side_files=[CONFIG, CONFIG]), DocumentInvalid),
+        (anchor_fields(statistics={}), DocumentInvalid),
+        (anchor_fields(statistics=STATISTICS.to_document() | {"more": 1}), DocumentInvalid),
+        (anchor_fields(more=1), DocumentInvalid),
+        (anchor_fields(format="plait-manifest/9"), UnsupportedFormat),
+        (anchor_fields(requires=["squash"]), UnsupportedFormat),
+        (chunk_fields(digest="x"), DocumentInvalid),
+        (chunk_fields(size=-1), DocumentInvalid),
+        (chunk_fields(size=1.5), DocumentInvalid),
+        (chunk_fields(size=True), DocumentInvalid),
+        (chunk_fields(size=CHUNK_BYTES_MAX + 1), LimitExceeded),
+        (chunk_fields(slot=-1), DocumentInvalid),
+        (chunk_fields(frames=[]), DocumentInvalid),
+        (chunk_fields(frames=[3, 0]), DocumentInvalid),
+        (chunk_fields(frames=[3, 3]), DocumentInvalid),
+        (chunk_fields(frames=[1 << 20]), LimitExceeded),
+        (chunk_fields(frames=["0"]), DocumentInvalid),
+        (chunk_fields(increment=""), DocumentInvalid),
+        (side_fields(name="../evil"), DocumentInvalid),
+        (side_fields(size=1 << 40), LimitExceeded),
+        (side_fields(digest=None), DocumentInvalid),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(
+    document: dict[str, Any], error: type[FormatError]
+) -> None:
+    with pytest.raises(error):
+        Manifest.parse(canonical.serialize(document))
+
+
+def test_a_delta_without_a_base_or_with_side_files_is_refused() -> None:
+    document = delta(ZERO).to_document()
+    for fields in ({"from": None}, {"side_files": [CONFIG]}, {"external": True}):
+        with pytest.raises(DocumentInvalid):
+            Manifest.parse(canonical.serialize(document | fields))
+
+
+def record(**fields: Any) -> VersionRecord:
+    known: dict[str, Any] = {
+        "policy": "p",
+        "layout": DIGEST,
+        "parent": None,
+        "fingerprint": ZERO,
+        "proof": "full",
+        "nonce": "0123456789abcdef",
+    }
+    return VersionRecord(**known | fields)
+
+
+def test_a_version_record_survives_its_document_and_its_nonce_tells_apart() -> None:
+    first = record(metadata={"step": 3, "rate": 1e-6, "note": "ü"}, parent=DIGEST)
+    assert VersionRecord.parse(first.data) == first
+    assert VersionRecord.parse(first.data).digest == first.digest
+    assert record().digest != record(nonce="0123456789abcdeg").digest
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"policy": ""}, DocumentInvalid),
+        ({"policy": "a/b"}, DocumentInvalid),
+        ({"policy": 3}, DocumentInvalid),
+        ({"layout": None}, DocumentInvalid),
+        ({"parent": "main"}, DocumentInvalid),
+        ({"fingerprint": "00"}, DocumentInvalid),
+        ({"proof": "sworn"}, DocumentInvalid),
+        ({"proof": None}, DocumentInvalid),
+        ({"nonce": "short"}, DocumentInvalid),
+        ({"nonce": "x" * 65}, DocumentInvalid),
+        ({"nonce": 7}, DocumentInvalid),
+        ({"metadata": []}, DocumentInvalid),
+        ({"metadata": {"text": "x" * METADATA_BYTES_MAX}}, LimitExceeded),
+        ({"more": 1}, DocumentInvalid),
+        ({"format": "plait-version/2"}, UnsupportedFormat),
+        ({"requires": ["x"]}, UnsupportedFormat),
+    ],
+)
+def test_a_broken_version_record_is_refused(
+    fields: dict[str, Any], error: type[FormatError]
+) -> None:
+    with pytest.raises(error):
+        VersionRecord.parse(canonical.serialize(record().to_document() | fields))
+
+
+@pytest.mark.parametrize("name", ["main", "dc-eu-1", "Qwen3_0.6B", "7b", "1.0"])
+def test_names_of_policies_and_channels(name: str) -> None:
+    assert check_name(name, "policy") == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "41", "main~3", "a b", "a@b", ".a", "-a", "é", "a" * 129, "...", None]
+)
+def test_a_name_that_a_ref_would_misread_is_refused(name: object) -> None:
+    with pytest.raises(DocumentInvalid):
+        check_name(name, "channel")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/etc/passwd",
+        "../x",
+        "a/../b",
+        "a//b",
+        "./a",
+        "a\\b",
+        "a\0",
+        ".plait/journal",
+        "é" * 128,
+        5,
+    ],
+)
+def test_a_side_file_that_could_leave_its_folder_is_refused(name: object) -> None:
+    with pytest.raises(DocumentInvalid):
+        check_side_file_name(name)
