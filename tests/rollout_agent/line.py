@@ -39,7 +39,7 @@ class Line:
         """Makes the policy, with `first` as its version 1."""
         self.client.create_policy(self.policy)
         put_layout(self.client, layout_of(self.first))
-        self._commit(self._anchor(self.first), self.first)
+        self.commit(self._anchor(self.first), self.first)
         return self
 
     def branch(self, channel: str, seq: int) -> "Line":
@@ -52,12 +52,19 @@ class Line:
     def head(self) -> State:
         return self.states[self.versions[-1].seq]
 
-    def publish(self, state: State | None = None, *, items: int | None = None) -> VersionDocument:
-        """The next version: the given state, or a small change of the head."""
+    def publish(
+        self, state: State | None = None, *, items: int | None = None, split: bool = False
+    ) -> VersionDocument:
+        """The next version: the given state, or a small change of the head.
+
+        Args:
+            split: a chunk for each frame.
+        """
         after = changed(self.head, len(self.versions)) if state is None else copy_of(state)
         cut = fine_cut(layout_of(self.head), items or self.items)
         frames = encoded_delta(cut, self.head, after)
-        entries = upload_frames(self.client, iter(frames))
+        parts = [[frame] for frame in frames] if split else [frames]
+        entries = [e for part in parts for e in upload_frames(self.client, iter(part))]
         if entries:
             put_cut(self.client, cut)
         manifest = Manifest(
@@ -75,12 +82,12 @@ class Line:
                 chunk_bytes=sum(entry.size for entry in entries),
             ),
         )
-        return self._commit(manifest, after)
+        return self.commit(manifest, after)
 
     def publish_anchor(self, state: State) -> VersionDocument:
         """The next version, whole: of another layout, say."""
         put_layout(self.client, layout_of(state))
-        return self._commit(self._anchor(state, whole=True), state)
+        return self.commit(self._anchor(state, whole=True), state)
 
     def move(self, to: int, *, kind: str = "rollback") -> ChannelDocument:
         """Moves the channel to a version."""
@@ -124,7 +131,8 @@ class Line:
         for number, frame in enumerate(cut.frames):
             yield encode_dense(number, frame, weights)
 
-    def _commit(self, manifest: Manifest, state: State) -> VersionDocument:
+    def commit(self, manifest: Manifest, state: State) -> VersionDocument:
+        """The next version, by a manifest whose parts are uploaded."""
         head = self._head()
         record = VersionRecord(
             policy=self.policy,

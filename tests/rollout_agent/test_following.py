@@ -5,15 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from plait.errors import LayoutChanged, NoPlan, NotFound, UnknownBase
+from plait.errors import FingerprintMismatch, LayoutChanged, NoPlan, NotFound, UnknownBase
 from plait.tensors import bits_of
 from plait_client.fetch import Fetcher
+from plait_client.upload import put_cut, upload_frames
 from plait_rollout.follower import Follower, FollowOptions
 from plait_rollout.torch_module import TorchModuleEngine
 
 from .line import Line
 from .replicas import QUICK, WrappedEngine, follower_of, refuse_to_map, running, wrapped
-from .states import State, changed, copy_of, fresh_state, same_bits
+from .states import (
+    changed,
+    copy_of,
+    encoded_delta,
+    fine_cut,
+    fresh_state,
+    layout_of,
+    same_bits,
+)
 from .waiting import until
 
 NewLine = Callable[..., Line]
@@ -212,10 +221,6 @@ def test_a_version_committed_during_a_move_is_not_missed(
 
 
 def test_an_unfinished_publish_is_invisible(new_line: NewLine, fetcher: Fetcher) -> None:
-    from plait_client.upload import put_cut, upload_frames
-
-    from .states import encoded_delta, fine_cut, layout_of
-
     line = new_line()
     live = copy_of(line.first)
     follower = follower_of(fetcher, line, TorchModuleEngine(live))
@@ -331,8 +336,6 @@ def test_a_restarted_engine_is_asked_and_catches_up(new_line: NewLine, fetcher: 
 def test_a_full_reread_finds_drift_that_no_delta_touches(
     new_line: NewLine, fetcher: Fetcher
 ) -> None:
-    from plait.errors import FingerprintMismatch
-
     line = new_line()
     live = copy_of(line.first)
     follower = follower_of(fetcher, line, TorchModuleEngine(live), name="drifter")
@@ -457,5 +460,3 @@ def test_a_change_is_told_once(new_line: NewLine, fetcher: Fetcher) -> None:
         line.publish()
         until(lambda: follower.status().seq == 2)
     assert told == [(1, ""), (2, "")]
-
-

@@ -1,5 +1,6 @@
 """A torch module moved in place: exact, atomic for readers, undone when it fails."""
 
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,7 @@ from plait.errors import (
     ReplicaUnproven,
 )
 from plait.fingerprint import Fingerprint
-from plait.tensors import bits_of
+from plait.tensors import StateDictWeights, bits_of
 from plait_rollout.live_tensors import LiveTensors
 from plait_rollout.torch_module import TorchModuleEngine
 
@@ -76,7 +77,7 @@ def test_five_versions_are_added_up_into_one_move(deltas: Deltas) -> None:
         states.append(changed(states[-1], seed))
     live = copy_of(states[0])
     engine = attached(live)
-    pairs = zip(states, states[1:], strict=False)
+    pairs = itertools.pairwise(states)
     engine.stage(deltas.move(*(deltas.step(old, new) for old, new in pairs)))
     engine.apply()
     assert same_bits(live, states[-1])
@@ -274,7 +275,9 @@ def test_a_tied_head_that_the_checkpoint_lacks_follows_the_embedding(tmp_path: P
     made = Deltas(tmp_path, fine_cut(layout_of(v1), 50))
     engine.stage(replace(made.move(made.step(v1, v2)), layout=layout_of(v1)))
     engine.apply()
-    assert torch.equal(module.head.weight[5].view(torch.int16), v2["embed.weight"][5].view(torch.int16))
+    assert torch.equal(
+        module.head.weight[5].view(torch.int16), v2["embed.weight"][5].view(torch.int16)
+    )
     assert int(module.get_buffer("steps")) == 41
 
 
@@ -453,7 +456,7 @@ def test_no_reader_ever_sees_two_versions_at_once(tmp_path: Path) -> None:
     threads = [threading.Thread(target=read) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for old, new in zip(states, states[1:], strict=False):
+    for old, new in itertools.pairwise(states):
         seen = reads
         engine.stage(replace(made.move(made.step(old, new)), layout=layout_of(live)))
         engine.apply()
@@ -536,8 +539,6 @@ def test_a_whole_version_is_loaded_and_proven(deltas: Deltas) -> None:
     v1, other = fresh_state(), fresh_state(seed=9)
     live = copy_of(other)
     engine = attached(live)
-    from plait.tensors import StateDictWeights
-
     engine.load(StateDictWeights(layout_of(v1), v1), "p@1#1")
     assert same_bits(live, v1)
     assert engine.version() == "p@1#1"
