@@ -23,7 +23,7 @@ from plait.errors import BaseMismatch, CheckpointInvalid, ConflictError, UsageEr
 from plait.weights import fingerprint_weights
 from plait.wire import HeldState
 from plait_client import journal
-from plait_client.checkpoint import STATE_FOLDER, CheckpointFolder
+from plait_client.checkpoint import INDEX, STATE_FOLDER, SUFFIX, CheckpointFolder
 from plait_client.disk import disk_errors, sync_folder, write_atomically
 from plait_client.failpoints import failpoint
 
@@ -210,19 +210,17 @@ class CheckoutFolder:
 
         Each file is replaced by a rename: a reader that maps an old one keeps it to the end.
         """
-        old = self.state()
         with disk_errors(f"write {self.path}"):
             names = sorted(
                 path.relative_to(self.building).as_posix()
                 for path in self.building.rglob("*")
                 if path.is_file()
             )
-            before = [] if old is None else [stamp.name for stamp in old.files]
             state = CheckoutState(
                 phase="placing",
                 version=version,
                 files=tuple(FileStamp(name, 0, 0, 0) for name in names),
-                leaving=tuple(sorted(set(before) - set(names))),
+                leaving=tuple(sorted(self._present() - set(names))),
             )
             self._write(state)
             failpoint("placing.begun")
@@ -238,6 +236,16 @@ class CheckoutFolder:
             shutil.rmtree(self.inner, ignore_errors=True)
             if not self._existed and not any(self.path.iterdir()):
                 self.path.rmdir()
+
+    def _present(self) -> set[str]:
+        """What plait wrote, and all weights: any that stayed would join the new ones."""
+        weights = {path.name for path in self.path.glob(f"*{SUFFIX}")}
+        weights |= {INDEX} if (self.path / INDEX).exists() else set()
+        try:
+            state = self.state()
+        except CheckpointInvalid:
+            return weights
+        return weights | ({stamp.name for stamp in state.files} if state else set())
 
     def _finish_placing(self, state: CheckoutState) -> None:
         self.journal.unlink(missing_ok=True)

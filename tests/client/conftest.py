@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from plait_client.cache import ChunkCache
 from plait_client.fetch import Fetcher
 from plait_client.registry import RegistryClient
-
 from tests.client.serving import ServedRegistry
 
 _numbers = itertools.count(1)

@@ -19,6 +19,7 @@ class ServedRegistry:
         self.url = ""
         self._port = 0
         self._process: subprocess.Popen[str] | None = None
+        self._drain: threading.Thread | None = None
 
     def start(self) -> Self:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PLAIT_")}
@@ -36,7 +37,8 @@ class ServedRegistry:
             if match := re.search(r"serving on (http://\S+:(\d+))", line):
                 self.url, self._port = match[1], int(match[2])
                 # Nobody may be left waiting for a full pipe.
-                threading.Thread(target=self._process.stdout.read, daemon=True).start()
+                self._drain = threading.Thread(target=self._process.stdout.read)
+                self._drain.start()
                 return self
         raise AssertionError(f"the registry didn't start: {''.join(said)}")
 
@@ -44,6 +46,10 @@ class ServedRegistry:
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=60)
+            assert self._drain is not None
+            assert self._process.stdout is not None
+            self._drain.join()
+            self._process.stdout.close()
             self._process = None
 
     def object_files(self) -> list[Path]:

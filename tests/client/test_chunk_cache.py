@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from plait.canonical import digest_of
 from plait.errors import DigestMismatch, NoSpace
 from plait_client.cache import ChunkCache, default_cache_root
