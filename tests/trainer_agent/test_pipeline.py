@@ -2,13 +2,13 @@
 
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from plait.errors import PlaitError, PublisherClosed
-from plait.wire import ChunkDocument
 from plait_client.registry import RegistryClient
 from plait_trainer import Publisher
 from tests.trainer_agent.reading import assert_bits_equal, weights_at
@@ -25,15 +25,16 @@ class HeldClient(RegistryClient):
         self.gate.set()
         self.reached = threading.Event()
 
-    def put_chunk(self, digest: str, data: bytes) -> ChunkDocument:
+    def missing_chunks(self, digests: Sequence[str]) -> list[str]:
         self.reached.set()
         assert self.gate.wait(60)
-        return super().put_chunk(digest, data)
+        return super().missing_chunks(digests)
 
 
 @pytest.fixture
-def held(shared_registry: RegistryProcess) -> HeldClient:
-    return HeldClient(shared_registry.url)
+def held(shared_registry: RegistryProcess) -> Iterator[HeldClient]:
+    with HeldClient(shared_registry.url) as client:
+        yield client
 
 
 def test_publish_returns_while_the_worker_is_blocked(held: HeldClient, policy: str) -> None:

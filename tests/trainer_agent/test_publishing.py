@@ -189,7 +189,7 @@ def test_a_head_changes_with_its_embedding_only_if_it_is_tied(
 ) -> None:
     model = transformers_model("dense", tied=tied)
     with Publisher(model, client=client, policy=policy) as publisher:
-        publisher.publish()
+        publisher.publish().result()
         before = weights_at(client, policy, 1)
         with torch.no_grad():
             model.get_input_embeddings().weight[5] += 1
