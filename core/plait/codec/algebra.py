@@ -20,9 +20,6 @@ from plait.weights import UNSIGNED, Piece, Weights, pieces, readable_bits, writa
 
 Positions = NDArray[np.uint32]
 
-# The scan writes up to one vector of positions past the last change.
-_SLACK = 64
-
 
 @dataclass(frozen=True, eq=False)
 class FrameDelta:
@@ -80,8 +77,8 @@ def detect(frame: FrameSpec, old: Weights, new: Weights) -> FrameDelta:
     """
     old.layout.require_equal(new.layout, what="the new weights")
     width = words_per_item(frame.item_bytes)
-    positions = np.empty(frame.items + _SLACK, np.uint32)
-    differences = np.empty(frame.items + _SLACK, UNSIGNED[frame.item_bytes])
+    positions = np.empty(frame.items + kernels.SLACK, np.uint32)
+    differences = np.empty(frame.items, UNSIGNED[frame.item_bytes])
     count, increment = 0, ZERO
     for piece in pieces(frame, old.layout):
         count, *lanes = kernels.scan_piece(

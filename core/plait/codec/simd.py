@@ -1,4 +1,4 @@
-"""Two instructions that numba has no name for: compare 64 items at once, and find the lowest bit.
+"""Instructions that numba has no name for: compare 64 items at once, find and count bits.
 
 They are written in LLVM's portable vector types: every CPU runs them, a wide one in a few cycles.
 """
@@ -39,9 +39,19 @@ def differing(_typing: Any, old: Any, new: Any, start: Any) -> Any:  # noqa: ARG
 
 @intrinsic  # type: ignore[untyped-decorator]
 def lowest_bit(_typing: Any, mask: Any) -> Any:  # noqa: ARG001
-    """Number of the lowest set bit of a uint64 that isn't zero."""
+    """Number of the lowest set bit of a uint64; 64 if there is none."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.intp(types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bits_set(_typing: Any, mask: Any) -> Any:  # noqa: ARG001
+    """How many bits of a uint64 are set."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
 
     return types.intp(types.uint64), generate
