@@ -1,0 +1,61 @@
+"""`plait demo`."""
+
+import signal
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from plait.errors import NotInstalledError
+from plait_client.output import JsonOption, Output
+
+_MODEL = typer.Option(envvar="MODEL", help="A small real model, or a random one in seconds.")
+_NO_ENGINE = typer.Option("--no-engine", envvar="NO_ENGINE", help="Torch modules, not SGLang.")
+_CACHE = typer.Option(help="Keeps the converted model between runs.")
+_FOLDER = typer.Option(help="For this run's database, objects and logs.")
+
+
+class Model(StrEnum):
+    """The base model."""
+
+    smollm2 = "smollm2"
+    tiny = "tiny"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds `plait demo`."""
+    app.command("demo")(demo_command)
+
+
+def demo_command(
+    model: Annotated[Model, _MODEL] = Model.smollm2,
+    no_engine: Annotated[bool, _NO_ENGINE] = False,
+    cache: Annotated[Path, _CACHE] = Path(".cache/plait-demo"),
+    folder: Annotated[Path, _FOLDER] = Path(".demo"),
+    json: JsonOption = False,
+) -> None:
+    """A real reinforcement-learning loop into two live engines, with every claim proven."""
+    # Typer's help must not wait for torch, nor be lost where it isn't installed.
+    try:
+        from rich.console import Console
+
+        from plait_demo.quiet import quiet_libraries
+        from plait_demo.run import run_demo
+    except ModuleNotFoundError as error:
+        raise NotInstalledError(
+            f"`plait demo` needs {error.name}", remedy="pip install 'plait[demo]'"
+        ) from error
+    quiet_libraries()
+    # The same tidy end for a terminated demo as for one that Ctrl-C ends.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    summary = run_demo(
+        model.value,
+        sglang=not no_engine,
+        cache=cache,
+        folder=folder,
+        console=Console(stderr=json, soft_wrap=True),
+    )
+    Output(as_json=json).document(summary)
+    if not summary["passed"]:
+        raise typer.Exit(1)

@@ -1,0 +1,49 @@
+"""The demo's trainer: a learner, the publisher attached to it, and their checkpoint."""
+
+from pathlib import Path
+
+import torch
+
+from plait_client.registry import RegistryClient
+from plait_demo.learner import Learner
+from plait_demo.settings import POLICY, Settings
+from plait_trainer import Publisher
+
+
+class Trainer:
+    """Learns, and publishes every step.
+
+    Args:
+        base: folder of the base model.
+        checkpoint: written by `save`, to go on from; None: from the base model, which becomes the
+            policy's first version without a byte uploaded, as the engines start from it too.
+    """
+
+    def __init__(
+        self, settings: Settings, client: RegistryClient, base: Path, checkpoint: Path | None = None
+    ) -> None:
+        self.learner = Learner(base, learning_rate=settings.learning_rate)
+        self.publisher = Publisher(
+            self.learner.model,
+            self.learner.optimizer,
+            client=client,
+            policy=POLICY,
+            external=True,
+            side_files=base,
+            actor="demo trainer",
+            attach=checkpoint is None,
+        )
+        if checkpoint is not None:
+            state = torch.load(checkpoint, weights_only=True)
+            self.learner.load_state_dict(state["learner"])
+            self.publisher.load_state_dict(state["publisher"])
+
+    def save(self, checkpoint: Path) -> None:
+        state = {
+            "learner": self.learner.state_dict(),
+            "publisher": self.publisher.state_dict(),
+        }
+        torch.save(state, checkpoint)
+
+    def close(self) -> None:
+        self.publisher.close()
