@@ -1,8 +1,8 @@
 """The Engine port: one live engine, as the follower sees it, whose weights are moved in place.
 
 A move has two phases. *Stage* decodes, checks and compares with the live old bits while the engine
-generates; it writes nothing. *Apply* pauses, scatters, re-reads what it touched, stamps and goes on;
-what can't be proven is undone before the engine serves again.
+generates; it writes nothing. *Apply* pauses, scatters, re-reads what it touched, stamps and goes
+on; what can't be proven is undone before the engine serves again.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,8 @@ class AttachReport:
     Attributes:
         fingerprint: of everything that the engine holds under the layout, from a full re-read.
         ranks: processes that hold a part.
-        unheld: tensors of the layout that the engine doesn't hold; the agent keeps and patches them.
+        unheld: tensors of the layout that the engine doesn't hold; the agent keeps and patches
+            them.
         notes: facts worth telling (a fallback, a replicated piece).
     """
 

@@ -157,8 +157,11 @@ class InPlaceReplica:
         """Loads the whole version, and then proves by a full re-read what the engine holds."""
         assert self._reload is not None
         _logger.warning("going to version %d by reload: %s", goal.seq, why)
-        self._held = None
-        loaded = self._reload.move(goal, layout, on_phase, attempt=0)
+        try:
+            loaded = self._reload.move(goal, layout, on_phase, attempt=0)
+        except (EngineUnavailable, ReplicaUnproven):
+            self._held = None
+            raise
         with stopwatch() as proving:
             held = self.attach(layout)
         if held is None:

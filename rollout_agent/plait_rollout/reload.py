@@ -47,13 +47,15 @@ class ReloadReplica:
         """See Replica. The engine is touched only when the directory is proven."""
         checked_out = self._directory.move(goal, layout, on_phase, attempt=attempt)
         on_phase("applying")
-        self._held = None
-        with stopwatch() as loading:
-            applied = self._loader.load_directory(self._directory.path, goal.stamp)
-        if self._loader.version() != goal.stamp:
-            raise ReplicaUnproven(
-                f"the engine calls itself {self._loader.version()!r} after loading {goal.stamp!r}"
-            )
+        try:
+            with stopwatch() as loading:
+                applied = self._loader.load_directory(self._directory.path, goal.stamp)
+            found = self._loader.version()
+            if found != goal.stamp:
+                raise ReplicaUnproven(f"the engine calls itself {found!r}, not {goal.stamp!r}")
+        except (EngineUnavailable, ReplicaUnproven):
+            self._held = None
+            raise
         self._held = Held(layout.digest, goal.fingerprint, goal.stamp)
         durations = {"reload": loading.seconds, "pause": applied.paused_seconds}
         return MoveReport({**checked_out.durations, **durations})

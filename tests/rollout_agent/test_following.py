@@ -460,3 +460,21 @@ def test_a_change_is_told_once(new_line: NewLine, fetcher: Fetcher) -> None:
         line.publish()
         until(lambda: follower.status().seq == 2)
     assert told == [(1, ""), (2, "")]
+
+
+def test_a_reload_that_cannot_begin_keeps_the_old_version_served(
+    new_line: NewLine, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    line = new_line(whole=True)
+    live = copy_of(line.first)
+    engine = TorchModuleEngine(live)
+    follower = follower_of(fetcher, line, engine, reload_into=tmp_path / "d", module=engine)
+    follower.catch_up()
+    line.publish_anchor({**copy_of(line.first), "more": fresh_state()["norm.weight"]})
+    with pytest.raises(LayoutChanged):
+        follower.catch_up()
+    status = follower.status()
+    assert (status.seq, status.ready, status.error_code) == (1, True, "layout_changed")
+    assert same_bits(live, line.first)
+    line.move(1)
+    assert follower.catch_up().seq == 1
