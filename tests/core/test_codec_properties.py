@@ -1,6 +1,7 @@
 """Deltas form a group, and every way through the codec ends at the same bits."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from hypothesis import given, settings
@@ -204,6 +205,25 @@ def test_the_same_frames_make_the_same_bytes() -> None:
     cut = plain_cut(layout, for_anchor=False)
     first, second = publish(cut, old, new), publish(cut, old, copy_of(new))
     assert [chunk.data for chunk in first] == [chunk.data for chunk in second]
+
+
+def test_threads_encode_and_decode_as_one_does() -> None:
+    layout = Layout.of(TensorSpec(f"t{i}", "BF16", (30_000 + i,)) for i in range(16))
+    old = random_weights(layout, 1)
+    new = changed_weights(old, 2, 0.05)
+    frames = [
+        FrameSpec(2, (Segment(start, tensor.items, 0, 1),))
+        for tensor, start in zip(layout.tensors, layout.starts, strict=False)
+    ]
+
+    def both_ways(number: int) -> tuple[codec.EncodedFrame, list[int]]:
+        frame = frames[number]
+        encoded = codec.encode_delta(number, frame, codec.detect(frame, old, new))
+        return encoded, codec.decode_delta(encoded, frame).positions.tolist()
+
+    with ThreadPoolExecutor(8) as pool:
+        pooled = list(pool.map(both_ways, range(len(frames)), timeout=300))
+    assert pooled == [both_ways(number) for number in range(len(frames))]
 
 
 def test_every_item_may_change_by_every_difference() -> None:

@@ -143,3 +143,23 @@ def test_the_fingerprint_tells_apart_what_values_can_t() -> None:
     assert of(0x7FC00001, 0) == of(0x7FC00001, 0)
     assert of(0x7FC00001, 0) != of(0x7FC00002, 0)
     assert of(0x7FC00001, 0) != of(0x7FC00001, 1 << 31)
+
+
+@pytest.mark.parametrize(("dtype", "item_bytes"), [("BF16", 2), ("F32", 4), ("F64", 8)])
+def test_bits_may_begin_at_any_byte_of_a_mapped_file(dtype: str, item_bytes: int) -> None:
+    layout = Layout.of([TensorSpec("w", dtype, (1000,))])
+    aligned = random_weights(layout, 5)
+    changed = aligned.bits("w").copy()
+    changed[[3, 500, 999]] += np.array([1], changed.dtype)
+    new = ArrayWeights(layout, {"w": changed})
+    data = bytearray(b"!" + aligned.bits("w").tobytes())
+    odd = ArrayWeights(layout, {"w": np.frombuffer(data, f"<u{item_bytes}", offset=1)})
+    assert not odd.bits("w").flags.aligned
+    assert fingerprint_weights(odd) == fingerprint_weights(aligned)
+    (frame,) = plain_cut(layout, for_anchor=False).frames
+    delta = codec.detect(frame, odd, new)
+    assert delta.positions.tolist() == [3, 500, 999]
+    assert codec.increment_on(frame, odd, delta) == delta.increment
+    assert codec.encode_dense(0, frame, odd) == codec.encode_dense(0, frame, aligned)
+    codec.apply(frame, odd, delta)
+    assert equal_bits(odd, new)
