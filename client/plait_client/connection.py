@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from plait.store import open_store
+from plait.store import Store, open_store
 from plait_client.cache import ChunkCache
 from plait_client.fetch import Fetcher
 from plait_client.registry import RegistryClient
@@ -34,8 +34,12 @@ def connected() -> Iterator[RegistryClient]:
 
 def fetcher_of(client: RegistryClient) -> Fetcher:
     """A fetcher with the user's cache, and the store if the registry hands it out."""
-    direct = client.config().direct_store
-    return Fetcher(client, ChunkCache(), store=None if direct is None else open_store(direct))
+
+    def direct_store() -> Store | None:
+        direct = client.config().direct_store
+        return None if direct is None else open_store(direct)
+
+    return Fetcher(client, ChunkCache(), store=direct_store)
 
 
 def actor() -> str:

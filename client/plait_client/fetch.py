@@ -70,16 +70,25 @@ class Fetcher:
         client: RegistryClient,
         cache: ChunkCache,
         *,
-        store: Store | None = None,
+        store: Store | Callable[[], Store | None] | None = None,
         workers: int = 4,
     ) -> None:
-        """`store`: where the registry's objects lie, if the caller can read it itself."""
+        """Opens nothing yet.
+
+        Args:
+            store: where the registry's objects lie, if the caller can read it itself; or a
+                function that finds it, asked when the first object has to be fetched.
+        """
         self.client = client
         self.cache = cache
-        self._store = store
+        self._find_store = store if callable(store) else lambda: store
         self._workers = workers
         self._layouts: dict[str, Layout] = {}
         self._cuts: dict[str, Cut] = {}
+
+    @cached_property
+    def _store(self) -> Store | None:
+        return self._find_store()
 
     def document(self, digest: str) -> bytes:
         """A canonical document's bytes. Errors as RegistryClient.document."""
