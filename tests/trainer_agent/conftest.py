@@ -38,13 +38,20 @@ def far(proxy: Proxy) -> Iterator[RegistryClient]:
         yield client
 
 
-@pytest.fixture
-def own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcess]:
-    """A registry that the test may kill."""
-    registry = RegistryProcess(tmp_path_factory.mktemp("own") / "data")
-    registry.start()
+@pytest.fixture(scope="session")
+def mortal_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcess]:
+    registry = RegistryProcess(tmp_path_factory.mktemp("mortal") / "data")
     yield registry
     registry.stop()
+
+
+@pytest.fixture
+def own_registry(mortal_registry: RegistryProcess) -> RegistryProcess:
+    """A registry that the test may kill; it runs, and has no failpoint."""
+    if not mortal_registry.is_whole:
+        mortal_registry.stop()
+        mortal_registry.start()
+    return mortal_registry
 
 
 @pytest.fixture

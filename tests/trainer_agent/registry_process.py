@@ -28,6 +28,13 @@ class RegistryProcess:
             self.port: int = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._failpoint = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Running, and without a failpoint."""
+        running = self._process is not None and self._process.poll() is None
+        return running and not self._failpoint
 
     def start(self, failpoint: str = "") -> None:
         """Starts it and waits until it answers.
@@ -35,6 +42,7 @@ class RegistryProcess:
         Args:
             failpoint: where it shall kill itself.
         """
+        self._failpoint = failpoint
         environment = {**os.environ, "PLAIT_FAILPOINT": failpoint}
         environment.pop("PLAIT_TOKEN", None)
         command = [str(Path(sys.executable).with_name("plait")), "serve", "--data", str(self.data),

@@ -167,8 +167,8 @@ def test_memory_and_descriptors_stay_flat_over_many_publishes(
     client: RegistryClient, policy: str
 ) -> None:
     weight = torch.zeros(1 << 18, dtype=torch.bfloat16)
-    # A delta of this model takes 1.5 MiB: kept by mistake, a hundred of them would show.
-    flat_mib, publishes = 48, 160
+    # A delta of this model takes 1.5 MiB: kept by mistake, seventy of them would show.
+    flat_mib, publishes = 48, 110
     measured = {}
     with Publisher({"w": weight}, client=client, policy=policy) as publisher:
         for number in range(publishes):

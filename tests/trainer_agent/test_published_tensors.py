@@ -195,6 +195,20 @@ def test_a_model_on_the_meta_device_is_refused() -> None:
         list(ModuleSource(model, AS_IS).tensors())
 
 
+def test_a_shard_is_never_taken_for_the_tensor() -> None:
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        shard = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)))
+        with pytest.raises(PublishError, match="'w' is a shard of a distributed tensor"):
+            TensorView("w", shard, shard.dtype)
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_something_that_holds_no_tensors_is_refused() -> None:
     with pytest.raises(UsageError, match="can't publish a int"):
         source_of(7, AS_IS, {}, None)  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ from plait_trainer.side_files import upload_side_files
 from plait_trainer.standing import Standing
 
 _PAUSE_SECONDS: Final = 0.2
-_PAUSE_MOST: Final = 10.0
+_PAUSE_MOST: Final = 4.0  # a trainer that waits should notice soon that it need not
 
 logger = logging.getLogger("plait.trainer")
 T = TypeVar("T")

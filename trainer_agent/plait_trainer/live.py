@@ -61,7 +61,7 @@ class TensorView:
 
     Raises:
         LayoutInvalid: a dtype that no layout can have.
-        PublishError: no values to read (a meta tensor).
+        PublishError: no values to read (a meta tensor), or only a shard of them (a DTensor).
     """
 
     name: str
@@ -73,6 +73,11 @@ class TensorView:
             raise PublishError(
                 f"tensor {self.name!r} is on the meta device and has no values",
                 remedy="load the weights before publishing",
+            )
+        if hasattr(self.tensor, "full_tensor"):
+            raise PublishError(
+                f"tensor {self.name!r} is a shard of a distributed tensor",
+                remedy="publish whole tensors: pass a function that gives full_tensor() of each",
             )
         dtype_name(self.dtype)
 
