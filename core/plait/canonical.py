@@ -53,10 +53,24 @@ def parse(data: bytes | str, *, expected_format: str) -> dict[str, Any]:
         UnsupportedFormat: another format, or a feature this release lacks.
     """
     raw = data.encode() if isinstance(data, str) else bytes(data)
+    document = read(raw)
+    check_header(document, expected_format=expected_format)
+    assert isinstance(document, dict)
+    if serialize(document) != raw:
+        raise DocumentInvalid(f"{expected_format} document is not in canonical form (RFC 8785)")
+    return document
+
+
+def read(raw: bytes) -> object:
+    """Any JSON value, under the rules of canonical documents for size, keys and numbers.
+
+    Raises:
+        LimitExceeded, DocumentInvalid: as `parse`.
+    """
     if len(raw) > DOCUMENT_BYTES_MAX:
         raise LimitExceeded(f"document of {len(raw)} bytes; at most {DOCUMENT_BYTES_MAX}")
     try:
-        document = json.loads(
+        value: object = json.loads(
             raw,
             object_pairs_hook=_without_duplicates,
             parse_int=_small_integer,
@@ -65,11 +79,7 @@ def parse(data: bytes | str, *, expected_format: str) -> dict[str, Any]:
         )
     except (ValueError, RecursionError) as error:
         raise DocumentInvalid(f"not a JSON document: {error}") from error
-    check_header(document, expected_format=expected_format)
-    if serialize(document) != raw:
-        raise DocumentInvalid(f"{expected_format} document is not in canonical form (RFC 8785)")
-    assert isinstance(document, dict)
-    return document
+    return value
 
 
 def check_header(document: object, *, expected_format: str) -> None:

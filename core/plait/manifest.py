@@ -275,9 +275,11 @@ class VersionRecord:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        size = len(canonical.serialize(self.metadata))
-        if size > METADATA_BYTES_MAX:
-            raise LimitExceeded(f"metadata of {size} bytes; at most {METADATA_BYTES_MAX}")
+        data = canonical.serialize(self.metadata)
+        if len(data) > METADATA_BYTES_MAX:
+            raise LimitExceeded(f"metadata of {len(data)} bytes; at most {METADATA_BYTES_MAX}")
+        # What is written must be readable: a float of 1e17 is written as an integer beyond 2^53-1.
+        canonical.read(data)
         check_name(self.policy, "policy")
 
     @cached_property

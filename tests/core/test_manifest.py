@@ -230,3 +230,16 @@ def test_a_name_that_a_ref_would_misread_is_refused(name: object) -> None:
 def test_a_side_file_that_could_leave_its_folder_is_refused(name: object) -> None:
     with pytest.raises(DocumentInvalid):
         check_side_file_name(name)
+
+
+def test_metadata_that_could_not_be_read_back_is_refused_at_once() -> None:
+    with pytest.raises(DocumentInvalid, match="beyond 2"):
+        VersionRecord(
+            policy="p",
+            layout="sha256:" + "0" * 64,
+            parent=None,
+            fingerprint=ZERO,
+            proof="full",
+            nonce="0" * 32,
+            metadata={"flops": 1e17},
+        )
