@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from plait.errors import UsageError
+from plait.errors import NotInstalledError, UsageError
 from plait.limits import NAME_BYTES_MAX
 from plait_client.cache import default_cache_root
 from plait_client.checkpoint import CheckpointFolder
@@ -72,9 +72,13 @@ def replica_of(target: Target, fetcher: Fetcher, *, progress: Progress) -> Repli
     if target.directory is not None:
         return DirectoryReplica(target.directory, fetcher, base=target.base, progress=progress)
     # The engines' adapters are imported only where one is driven: they need torch.
-    from plait_rollout.sglang.adapter import SglangEngine
-    from plait_rollout.sglang.reload import ReloadEngine
-
+    try:
+        from plait_rollout.sglang.adapter import SglangEngine
+        from plait_rollout.sglang.reload import ReloadEngine
+    except ModuleNotFoundError as error:
+        raise NotInstalledError(
+            f"driving an engine needs {error.name}", remedy="pip install 'plait[rollout]'"
+        ) from error
     assert target.engine is not None
     folder = (target.spool or default_cache_root() / "follow" / target.name) / "reload"
     directory = DirectoryReplica(folder, fetcher, base=target.base, progress=progress)

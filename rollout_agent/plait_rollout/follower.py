@@ -229,6 +229,8 @@ class Follower:
                     self._turn(delay, settled=settled)
                     delay, settled = 0.0, True
                 except PlaitError as error:
+                    if self._stopping.is_set():
+                        return  # a poll that broke off because its client was closed, say
                     self._failed(error)
                     longer = max(2 * delay, self._options.backoff_seconds)
                     delay = min(longer, self._options.backoff_seconds_most)

@@ -16,7 +16,7 @@ from plait_rollout.goal import Goal, Held
 from plait_rollout.replica import MoveReport, OnPhase, Replica
 
 # Answered by asking the replica again what it holds, and trying once more from there.
-_ASK_AGAIN = (BaseMismatch, UnknownBase, FingerprintMismatch, EngineUnavailable)
+_ASK_AGAIN = (BaseMismatch, UnknownBase, EngineUnavailable)
 
 _logger = logging.getLogger(__name__)
 

@@ -1,10 +1,9 @@
 """A follower of a torch state that lies in a file, so that a torn one outlives its process.
 
-`python -m tests.rollout_agent.module_follower URL POLICY FOLDER [KILL_AFTER]` catches up once; with
-KILL_AFTER it is killed after so many frames of a move were written. Prints the status as JSON.
+`python -m tests.rollout_agent.module_follower URL POLICY FOLDER KILL_AFTER` catches up, and is
+killed when so many frames of the move are written.
 """
 
-import json
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from plait_rollout.live_tensors import LiveTensors
 from plait_rollout.module_loader import ModuleLoader
 from plait_rollout.reload import ReloadReplica
 from plait_rollout.source import DeltaSource
+from plait_rollout.status import Status
 from plait_rollout.torch_module import TorchModuleEngine
 
 from .states import State, fresh_state
@@ -57,23 +57,17 @@ def die_after(writes: int) -> None:
     LiveTensors.write = counting  # type: ignore[method-assign, assignment]
 
 
-def main(url: str, policy: str, folder: Path, kill_after: int | None) -> None:
+def catch_up(client: RegistryClient, policy: str, folder: Path) -> Status:
+    """One run of a follower whose state lies in the folder."""
     engine = TorchModuleEngine(shared_state(folder))
-    if kill_after is not None:
-        die_after(kill_after)
-    with RegistryClient(url) as client:
-        fetcher = Fetcher(client, ChunkCache(folder / "cache"))
-        reload = ReloadReplica(DirectoryReplica(folder / "d", fetcher), ModuleLoader(engine))
-        replica = InPlaceReplica(engine, DeltaSource(fetcher), reload=reload)
-        follower = Follower(fetcher, replica, policy=policy, name="m", memory=folder / "memory")
-        print(json.dumps(follower.catch_up().to_document()))
-        follower.stop()
+    fetcher = Fetcher(client, ChunkCache(folder / "cache"))
+    reload = ReloadReplica(DirectoryReplica(folder / "d", fetcher), ModuleLoader(engine))
+    replica = InPlaceReplica(engine, DeltaSource(fetcher), reload=reload)
+    follower = Follower(fetcher, replica, policy=policy, name="m", memory=folder / "memory")
+    return follower.catch_up()
 
 
 if __name__ == "__main__":
-    main(
-        sys.argv[1],
-        sys.argv[2],
-        Path(sys.argv[3]),
-        int(sys.argv[4]) if len(sys.argv) > 4 else None,
-    )
+    die_after(int(sys.argv[4]))
+    with RegistryClient(sys.argv[1]) as client:
+        catch_up(client, sys.argv[2], Path(sys.argv[3]))

@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 
 from plait_client.checkpoint import CheckpointFolder
+from plait_client.cli import main
 
 from .line import Line
 from .registry_process import RegistryProcess
@@ -130,12 +131,21 @@ def test_an_external_line_needs_its_base_once(
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    environment: dict[str, str], tmp_path: Path, arguments: tuple[str, ...], code: int
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
 ) -> None:
     placed = [str(tmp_path / "d") if word == "d" else word for word in arguments]
-    refused = plait(environment, "follow", *placed)
-    assert refused.returncode == code, refused.stderr
-    assert refused.stdout == ""
+    monkeypatch.setattr("sys.argv", ["plait", "follow", *placed])
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == code
+    assert capsys.readouterr().out == ""
     assert not (tmp_path / "d").exists()
 
 

@@ -1,0 +1,80 @@
+"""A directory that follows: moved by deltas, and built anew when that can't be."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+
+from plait.errors import UsageError
+from plait_client.checkpoint import CheckpointFolder
+from plait_client.fetch import Fetcher
+from plait_rollout.directory import DirectoryReplica
+from plait_rollout.follower import Follower
+
+from .line import Line
+from .replicas import QUICK, running
+from .states import State, fresh_state, same_bits
+from .waiting import until
+
+NewLine = Callable[..., Line]
+
+
+def follower_into(folder: Path, line: Line, fetcher: Fetcher) -> Follower:
+    replica = DirectoryReplica(folder, fetcher)
+    return Follower(fetcher, replica, policy=line.policy, name="d", options=QUICK)
+
+
+def state_in(folder: Path) -> State:
+    files = [safetensors.torch.load_file(folder / name) for name in CheckpointFolder(folder).files]
+    return {name: tensor for file in files for name, tensor in file.items()}
+
+
+def test_it_follows_forward_back_and_over_a_new_layout(
+    new_line: NewLine, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    line = new_line(whole=True)
+    folder = tmp_path / "d"
+    follower = follower_into(folder, line, fetcher)
+    for _ in range(2):
+        assert follower.catch_up().ready
+        assert same_bits(state_in(folder), line.head)
+        line.publish()
+    assert follower.catch_up().seq == 3
+    line.move(1)
+    assert follower.catch_up().seq == 1
+    assert same_bits(state_in(folder), line.first)
+    line.move(3, kind="promote")
+    line.publish_anchor({"only": fresh_state()["norm.weight"]})
+    assert follower.catch_up().seq == 4
+    assert same_bits(state_in(folder), line.head)
+
+
+def test_a_directory_that_somebody_changed_is_built_anew_and_it_is_said(
+    new_line: NewLine, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    line = new_line(whole=True)
+    folder = tmp_path / "d"
+    follower_into(folder, line, fetcher).catch_up()
+    edited = CheckpointFolder(folder, writable=True)
+    edited.bits("norm.weight")[0] ^= np.uint32(1)
+    edited.flush()
+    line.publish()
+    follower = follower_into(folder, line, fetcher)
+    errors: list[str] = []
+    with running(follower):
+        until(lambda: errors.append(follower.status().error_code) or follower.is_ready)
+    assert "base_mismatch" in errors
+    assert follower.status().fallback.startswith("built anew")
+    assert same_bits(state_in(folder), line.head)
+
+
+def test_a_folder_of_somebody_elses_is_left_alone(
+    new_line: NewLine, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    line = new_line(whole=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="isn't a checkout"):
+        follower_into(tmp_path, line, fetcher).catch_up()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
