@@ -24,6 +24,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 from plait.errors import PlaitError
 from plait.wire import problem_of
@@ -67,7 +68,8 @@ class Output:
             numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
             table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
         for row in rows:
-            table.add_row(*(_cell(value) for value in row))
+            # As Text: a tensor's name may look like markup.
+            table.add_row(*(Text(_cell(value)) for value in row))
         self._console.print(table)
 
     @contextmanager
