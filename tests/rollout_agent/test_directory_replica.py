@@ -12,6 +12,7 @@ from plait_client.checkpoint import CheckpointFolder
 from plait_client.fetch import Fetcher
 from plait_rollout.directory import DirectoryReplica
 from plait_rollout.follower import Follower
+from plait_rollout.status import Status
 
 from .line import Line
 from .replicas import QUICK, running
@@ -21,9 +22,17 @@ from .waiting import until
 NewLine = Callable[..., Line]
 
 
-def follower_into(folder: Path, line: Line, fetcher: Fetcher) -> Follower:
-    replica = DirectoryReplica(folder, fetcher)
-    return Follower(fetcher, replica, policy=line.policy, name="d", options=QUICK)
+def follower_into(
+    folder: Path, line: Line, fetcher: Fetcher, on_change: Callable[[Status], None] | None = None
+) -> Follower:
+    return Follower(
+        fetcher,
+        DirectoryReplica(folder, fetcher),
+        policy=line.policy,
+        name="d",
+        options=QUICK,
+        on_change=on_change,
+    )
 
 
 def state_in(folder: Path) -> State:
@@ -61,10 +70,10 @@ def test_a_directory_that_somebody_changed_is_built_anew_and_it_is_said(
     edited.bits("norm.weight")[0] ^= np.uint32(1)
     edited.flush()
     line.publish()
-    follower = follower_into(folder, line, fetcher)
     errors: list[str] = []
+    follower = follower_into(folder, line, fetcher, lambda now: errors.append(now.error_code))
     with running(follower):
-        until(lambda: errors.append(follower.status().error_code) or follower.is_ready)
+        until(lambda: follower.is_ready)
     assert "base_mismatch" in errors
     assert follower.status().fallback.startswith("built anew")
     assert same_bits(state_in(folder), line.head)
