@@ -24,6 +24,16 @@ class PublishMetrics:
     changed_elements: int = 0
     payload_bytes: int = 0
 
+    def line_of(self, version: VersionDocument) -> str:
+        """One line for the log."""
+        return (
+            f"published {version.policy}@{version.seq} ({version.kind}, "
+            f"{version.changed_elements} of {version.total_elements} elements, "
+            f"{version.payload_bytes} bytes) detect {self.detect_seconds:.3f} s, "
+            f"encode {self.encode_seconds:.3f} s, upload {self.upload_seconds:.3f} s, "
+            f"commit {self.commit_seconds:.3f} s"
+        )
+
 
 class PublishFuture(Future[VersionDocument]):
     """The version that a publish becomes part of.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 
@@ -18,7 +18,6 @@ from plait.cut import plain_cut
 from plait.errors import (
     BaseMismatch,
     FingerprintMismatch,
-    NotFound,
     PlaitError,
     PublisherClosed,
     PublishError,
@@ -40,8 +39,7 @@ from plait_trainer.outbox import Outbox, Publish, WhenFull
 from plait_trainer.snapshot import SnapshotDetector
 from plait_trainer.sources import Converter, State, source_of
 from plait_trainer.standing import Standing, find_channel, find_standing
-
-STATE_FORMAT: Final = "plait-trainer/1"
+from plait_trainer.state import known_version, state_of
 
 logger = logging.getLogger("plait.trainer")
 
@@ -141,7 +139,7 @@ class Publisher:
                 layout=layout, fingerprint=fingerprint, new_anchor=self._new_anchor,
             )  # fmt: skip
             self._take_up(live, layout, base, fingerprint, standing)
-            logger.info("%s attached: %s", self._policy, _in_words(standing, fingerprint))
+            logger.info("%s attached: %s", self._policy, standing.in_words(fingerprint))
 
     def rebase(self, to: int | str | None = None, *, base: Weights | None = None) -> None:
         """Continue from a version by name: after a rollback, or when somebody else moved the head.
@@ -185,16 +183,7 @@ class Publisher:
 
     def state_dict(self) -> dict[str, Any]:
         """What the trainer's own checkpoint should carry: names and identities, no weights."""
-        version = self.version
-        return {
-            "format": STATE_FORMAT,
-            "policy": self._policy,
-            "channel": self._channel,
-            "seq": None if version is None else version.seq,
-            "version_digest": None if version is None else version.version_digest,
-            "layout_digest": None if version is None else version.layout_digest,
-            "fingerprint": None if version is None else version.fingerprint,
-        }
+        return state_of(self._policy, self._channel, self.version)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue as the trainer that wrote the checkpoint, once its weights are loaded.
@@ -206,17 +195,7 @@ class Publisher:
             NotFound: the registry has never had that version: it is another one, or was restored.
             PlaitError: as `attach` does.
         """
-        expected = (STATE_FORMAT, self._policy, self._channel)
-        found = tuple(state.get(name) for name in ("format", "policy", "channel"))
-        if found != expected:
-            raise UsageError(f"the trainer state is of {found}; expected {expected}")
-        digest = state.get("version_digest")
-        if digest is not None and self._client.find_commit(self._policy, digest) is None:
-            raise NotFound(
-                f"the registry has no version {digest} of {self._policy!r}, which this trainer "
-                f"committed as version {state.get('seq')}",
-                remedy="is this the registry that it was committed to?",
-            )
+        digest = known_version(self._client, state, self._policy, self._channel)
         self.attach()
         if digest is not None and (self.version is None or self.version.version_digest != digest):
             logger.warning(
@@ -324,7 +303,7 @@ class Publisher:
             if not isinstance(error, Exception):
                 raise
             return
-        logger.info("%s", _line_of(version, publish.metrics))
+        logger.info("%s", publish.metrics.line_of(version))
         for future in publish.futures:
             future.set_result(version)
 
@@ -405,19 +384,3 @@ def _fingerprint_of(live: LiveTensors, layout: Layout, base: Weights | None) -> 
         return fingerprint_live(layout, live.values())
     layout.require_equal(base.layout, what="the base")
     return fingerprint_weights(base)
-
-
-def _in_words(standing: Standing, fingerprint: Fingerprint) -> str:
-    if standing.parent is None:
-        return f"weights {fingerprint} begin a new line with an anchor"
-    return f"weights {fingerprint} are version {standing.parent.seq}"
-
-
-def _line_of(version: VersionDocument, metrics: PublishMetrics) -> str:
-    return (
-        f"published {version.policy}@{version.seq} ({version.kind}, "
-        f"{version.changed_elements} of {version.total_elements} elements, "
-        f"{version.payload_bytes} bytes) detect {metrics.detect_seconds:.3f} s, "
-        f"encode {metrics.encode_seconds:.3f} s, upload {metrics.upload_seconds:.3f} s, "
-        f"commit {metrics.commit_seconds:.3f} s"
-    )

@@ -35,6 +35,12 @@ class Standing:
             return cls(parent, None, 0)
         return cls(parent, channel.version_digest, channel.generation)
 
+    def in_words(self, fingerprint: Fingerprint) -> str:
+        """For the log: what weights of this fingerprint are."""
+        if self.parent is None:
+            return f"weights {fingerprint} begin a new line with an anchor"
+        return f"weights {fingerprint} are version {self.parent.seq}"
+
 
 def find_channel(client: RegistryClient, policy: str, channel: str) -> ChannelDocument | None:
     """The channel, or None if there is none (or no such policy)."""
@@ -95,7 +101,7 @@ def _latest(client: RegistryClient, policy: str) -> VersionDocument | None:
 def _moved_on(held: VersionDocument, head: ChannelDocument) -> HeadMoved:
     return HeadMoved(
         f"these weights are version {held.seq} of {held.policy!r}, but channel {head.channel!r} "
-        f"is at version {head.seq}: {in_words(head)}",
+        f"is at version {head.seq}: {_why(head)}",
         remedy=f"load version {head.seq} and attach again, or rebase(to={held.seq}) to continue "
         f"from version {held.seq} all the same",
         held=held.seq,
@@ -104,7 +110,7 @@ def _moved_on(held: VersionDocument, head: ChannelDocument) -> HeadMoved:
     )
 
 
-def in_words(head: ChannelDocument) -> str:
+def _why(head: ChannelDocument) -> str:
     """Why a channel is where it is."""
     who = f" by {head.actor}" if head.actor else ""
     why = f": {head.reason}" if head.reason else ""
