@@ -131,16 +131,25 @@ class RequestFrame:
         if not declared.isdigit() or int(declared) > BODY_BYTES_MAX:
             raise _too_large(declared)
         taken = 0
+        overrun: LimitExceeded | None = None
 
         async def counted() -> Message:
-            nonlocal taken
+            nonlocal taken, overrun
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > BODY_BYTES_MAX:
-                raise _too_large(f"at least {taken}")
+                overrun = _too_large(f"at least {taken}")
+                raise overrun
             return message
 
-        await self._app(scope, counted, send)
+        async def unless_overrun(message: Message) -> None:
+            # Frameworks take a failed read for a malformed body; what they answer isn't the reason.
+            if overrun is None:
+                await send(message)
+
+        await self._app(scope, counted, unless_overrun)
+        if overrun is not None:
+            raise overrun
 
 
 class _Answer:

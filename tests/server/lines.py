@@ -18,7 +18,11 @@ from plait.layout import Layout, TensorSpec
 from plait.manifest import ChunkEntry, Manifest, SideFile, Statistics, VersionRecord
 
 LAYOUT = Layout.of(
-    [TensorSpec("embed", "BF16", (8, 4)), TensorSpec("head", "F32", (4,)), TensorSpec("s", "U8", ())]
+    [
+        TensorSpec("embed", "BF16", (8, 4)),
+        TensorSpec("head", "F32", (4,)),
+        TensorSpec("s", "U8", ()),
+    ]
 )
 OTHER_LAYOUT = Layout.of([TensorSpec("embed", "BF16", (8, 8)), TensorSpec("new", "BF16", (2,))])
 
@@ -104,9 +108,10 @@ class Line:
 
     def post(self, parts: Parts, **changes: Any) -> httpx.Response:
         """The commit alone; believes nothing."""
-        return self.http.post(
-            f"/v1/policies/{self.policy}/commits", json=self.request(parts, **changes)
-        )
+        # As ASCII, so that a test can send a lone surrogate.
+        body = json.dumps(self.request(parts, **changes))
+        url = f"/v1/policies/{self.policy}/commits"
+        return self.http.post(url, content=body, headers={"content-type": "application/json"})
 
     def commit(self, parts: Parts, **changes: Any) -> dict[str, Any]:
         """Everything; on success this publisher stands on the new version."""

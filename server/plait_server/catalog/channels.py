@@ -202,11 +202,13 @@ def conflict(
         moved: the head itself isn't the expected one.
     """
     if channel is None:
-        return HeadMoved(
-            f"channel {name!r} doesn't exist, but a head was expected",
+        return (HeadMoved if moved else GenerationMoved)(
+            f"channel {name!r} doesn't exist, but a head or a generation was expected",
             remedy="commit with expected_head null and expected_generation 0 to create it",
-            head=None, generation=0, event=None,
-        )  # fmt: skip
+            head=None,
+            generation=0,
+            event=None,
+        )
     head = versions_sql.by_digest(connection, owner, channel.version_digest)
     assert head is not None
     last = history(connection, owner, name)[0]

@@ -3,7 +3,7 @@
 import json
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, literal, select
+from sqlalchemy import BigInteger, Connection, Row, Select, literal, select
 
 from plait.errors import NotFound
 from plait.lineage import ChannelRef, DigestRef, Ref, SeqRef, State
@@ -131,7 +131,7 @@ def _digest(ref: DigestRef) -> Any:
 def _ancestor(connection: Connection, version_id: int, steps: int) -> int | None:
     """The version `steps` parents back; None if the line begins later."""
     chain = (
-        select(versions.c.id, versions.c.parent_id, literal(0).label("distance"))
+        select(versions.c.id, versions.c.parent_id, literal(0, BigInteger).label("distance"))
         .where(versions.c.id == version_id)
         .cte("chain", recursive=True)
     )
