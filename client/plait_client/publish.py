@@ -210,8 +210,8 @@ class _Publish:
                 "or name the new line's base with --base DIR",
             )
         base = CheckpointFolder(request.base)
-        print_ = str(fingerprint_weights(base))
-        return _Head(client.versions_with(request.policy, base.layout.digest, print_)[0], None, 0)
+        found = str(fingerprint_weights(base))
+        return _Head(client.versions_with(request.policy, base.layout.digest, found)[0], None, 0)
 
     def _anchor(self, side_files: list[tuple[str, Path]]) -> Manifest:
         layout = self._new.layout

@@ -13,6 +13,7 @@ from plait.errors import LayoutChanged
 from plait.fingerprint import Fingerprint
 from plait.manifest import Manifest, Statistics, VersionRecord
 from plait.weights import fingerprint_weights
+from plait_client import steps
 from plait_client.checkout import checkout
 from plait_client.checkpoint import CheckpointFolder
 from plait_client.compare import compare_versions
@@ -92,6 +93,18 @@ def test_a_checkout_moves_across_cuts_in_both_directions(
     fresh = tmp_path / "fresh"
     checkout(client, line.ref(5), fresh, fetcher=fetcher)
     assert checkpoints.read(fresh) == checkpoints.expected(line.versions[4])
+
+
+def test_a_chain_that_is_too_long_to_add_up_at_once_is_moved_in_legs(
+    client: RegistryClient, fetcher: Fetcher, line: Line, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(steps, "_STEPS_MAX", 1)
+    out = tmp_path / "out"
+    checkout(client, line.ref(2), out, base=line.folder(2), fetcher=fetcher)
+    for seq in (4, 2, 5):
+        assert checkout(client, line.ref(seq), out, fetcher=fetcher).way == "moved"
+        assert checkpoints.read(out) == checkpoints.expected(line.versions[seq - 1])
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 5), (5, 1), (3, 3)])
