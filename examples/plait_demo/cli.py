@@ -1,5 +1,6 @@
 """`plait demo`."""
 
+import os
 import signal
 from enum import StrEnum
 from pathlib import Path
@@ -36,6 +37,9 @@ def demo_command(
     json: JsonOption = False,
 ) -> None:
     """A real reinforcement-learning loop into two live engines, with every claim proven."""
+    # The trainer shares its cores with the engines: a thread that waits must not spin. Read by
+    # OpenMP when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Typer's help must not wait for torch, nor be lost where it isn't installed.
     try:
         from rich.console import Console

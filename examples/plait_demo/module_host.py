@@ -8,11 +8,9 @@ It answers the few of SGLang's paths that the demo asks: POST /generate, POST /f
 import argparse
 import json
 import os
-import signal
-import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 import torch
@@ -111,7 +109,9 @@ class _Server(ThreadingHTTPServer):
 
 
 def main() -> None:
-    """Serves, and follows the policy's main channel, until SIGTERM."""
+    """Serves, and follows the policy's main channel, until the process is ended: what it holds is
+    in memory only, so there is nothing to put in order.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--policy", required=True)
@@ -119,15 +119,14 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     generator = Generator(options.model)
     with RegistryClient(os.environ["PLAIT_URL"]) as client:
         fetcher = Fetcher(client, ChunkCache())
         replica = InPlaceReplica(generator.engine, DeltaSource(fetcher))
-        server = _Server(options.port, generator)
-        Thread(target=server.serve_forever, daemon=True).start()
-        with Follower(fetcher, replica, policy=options.policy, name=options.name):
-            signal.pause()
+        follower = Follower(fetcher, replica, policy=options.policy, name=options.name)
+        with _Server(options.port, generator) as server:
+            follower.start()
+            server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def settings_of(model: ModelName, *, sglang: bool, cache: Path, home: Path) -> S
     if model == "smollm2":
         return Settings(
             model, sglang, tp=1, task=ARITHMETIC, steps=6, steps_after=2, learning_rate=5e-6,
-            prompts=8, group_size=8, max_new_tokens=12, probes=3, cache=cache, home=home,
+            prompts=12, group_size=8, max_new_tokens=4, probes=3, cache=cache, home=home,
         )  # fmt: skip
     return Settings(
         model, sglang, tp=2 if sglang else 1, task=LETTERS, steps=6, steps_after=2,

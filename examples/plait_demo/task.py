@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,13 +23,11 @@ class Task:
         name: for people.
         problem: makes one problem from a random generator.
         reward: judges (problem, answer text, whether the answer ended by itself): 0 to 1.
-        system: the chat template's system message.
     """
 
     name: str
     problem: Callable[[random.Random], Problem]
     reward: Callable[[Problem, str, bool], float]
-    system: str
 
     def problems(self, round_number: int, count: int) -> list[Problem]:
         """The round's problems; the same number gives the same problems."""
@@ -37,30 +35,21 @@ class Task:
         return [self.problem(generator) for _ in range(count)]
 
     def prompt(self, tokenizer: Any, problem: Problem) -> list[int]:
-        """Token ids of the prompt, in the model's own chat format where it has one."""
-        if tokenizer.chat_template is None:
-            return list(tokenizer(problem.question)["input_ids"])
-        messages = [
-            {"role": "system", "content": self.system},
-            {"role": "user", "content": problem.question},
-        ]
-        encoded = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True
-        )
-        return list(encoded["input_ids"])
+        """Token ids of the prompt."""
+        return list(tokenizer(problem.question)["input_ids"])
 
 
 def _sum_of_two(generator: random.Random) -> Problem:
     first, second = generator.randint(1, 9), generator.randint(1, 9)
-    return Problem(f"What is {first} + {second}?", str(first + second))
+    return Problem(f"2 + 3 = 5\n4 + 1 = 5\n{first} + {second} =", str(first + second))
 
 
-def _short_and_right(problem: Problem, text: str, finished: bool) -> float:
-    """Half for the right number, a quarter each for starting with a number and for stopping."""
-    numbers: Sequence[str] = re.findall(r"\d+", text)
-    right = bool(numbers) and numbers[-1] == problem.expected
-    starts = text.strip()[:1].isdigit()
-    return 0.5 * right + 0.25 * starts + 0.25 * finished
+def _right_and_alone(problem: Problem, text: str, _finished: bool) -> float:
+    """Three quarters for the right number, a quarter for nothing else on its line."""
+    number = re.match(r"\s*(\d+)", text)
+    if number is None:
+        return 0.0
+    return 0.75 * (number[1] == problem.expected) + 0.25 * text[number.end() :].startswith("\n")
 
 
 def _two_letters(generator: random.Random) -> Problem:
@@ -72,15 +61,13 @@ def _share_of_letters(_problem: Problem, text: str, _finished: bool) -> float:
 
 
 ARITHMETIC: Final = Task(
-    name="sums, answered by a number alone",
+    name="sums, answered by the right number alone",
     problem=_sum_of_two,
-    reward=_short_and_right,
-    system="Answer with a number.",
+    reward=_right_and_alone,
 )
 # A random model can't add, but it can learn to prefer letters.
 LETTERS: Final = Task(
     name="answers made of letters",
     problem=_two_letters,
     reward=_share_of_letters,
-    system="",
 )
