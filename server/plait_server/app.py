@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 
 from plait.errors import Unauthenticated
 from plait.store import Store, open_store
-from plait_server import problems
+from plait_server import openapi, problems
 from plait_server.catalog import Catalog, SqlCatalog
 from plait_server.registry import Registry
 from plait_server.routes import (
@@ -72,9 +72,9 @@ def create_app(
         version=version("plait"),
         description=_DESCRIPTION,
         lifespan=lifespan,
-        responses=problems.RESPONSES,
     )
     app.state.registry = registry
+    openapi.describe(app)
     problems.install(app, registry.metrics)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(_require_token)])
     for noun in _NOUNS:

@@ -5,7 +5,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.errors import LimitExceeded, NotFound, PlaitError, RequestRejected, ServiceError
 from plait.limits import DOCUMENT_BYTES_MAX, METADATA_BYTES_MAX
-from plait.wire.problem import MEDIA_TYPE, Problem, problem_of
+from plait.wire.problem import MEDIA_TYPE, problem_of
 from plait_server.metrics import Metrics
 
 _log: Final = logging.getLogger("plait.server")
@@ -24,12 +24,6 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 # A commit carries a manifest and a record in one body; no other body is larger.
 BODY_BYTES_MAX: Final = DOCUMENT_BYTES_MAX + 4 * METADATA_BYTES_MAX
-
-# For OpenAPI: what any operation may answer.
-RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    "4XX": {"model": Problem, "description": "Refused: `code` says why, `remedy` what to do"},
-    "5XX": {"model": Problem, "description": "Failed; `retryable` says whether to ask again"},
-}
 
 
 class StatusError(Exception):

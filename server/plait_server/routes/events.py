@@ -4,7 +4,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
 
@@ -33,10 +33,10 @@ _RETRY_MILLISECONDS: Final = 1000
 )
 async def get_events(
     registry: RegistryDep,
+    request: Request,
     after: Annotated[int | None, Query(ge=0, le=INTEGER_MAX)] = None,
     policy: Annotated[str | None, Query(max_length=NAME_BYTES_MAX, pattern=r"^[^\x00]*$")] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)] = PAGE_SIZE_MAX,
-    accept: Annotated[str, Header()] = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> EventPage | Response:
     """In commit order, oldest first; nothing is left out.
@@ -44,7 +44,7 @@ async def get_events(
     As a stream (server-sent events) each `id` is `EPOCH-REVISION`; a client that reconnects with
     `Last-Event-ID` misses nothing. Without `after`, a stream begins now, a page at the beginning.
     """
-    if "text/event-stream" not in accept:
+    if "text/event-stream" not in request.headers.get("accept", ""):
         return await run_in_threadpool(registry.catalog.events, after or 0, policy, limit)
     if last_event_id is not None:
         after = _revision_of(last_event_id, registry.catalog.epoch)
