@@ -1,0 +1,1 @@
+"""The demo and the examples, run as a reader would run them."""
