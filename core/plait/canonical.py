@@ -32,11 +32,12 @@ def serialize(document: Mapping[str, Any]) -> bytes:
     """RFC 8785 bytes of a document.
 
     Raises:
-        DocumentInvalid: canonical JSON can't hold it (a NaN, an integer beyond 2^53-1).
+        DocumentInvalid: canonical JSON can't hold it (a NaN, an integer beyond 2^53-1, half of a
+            surrogate pair), or it is nested too deeply to be read.
     """
     try:
         return rfc8785.dumps(dict(document))
-    except rfc8785.CanonicalizationError as error:
+    except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
         raise DocumentInvalid(f"not expressible as canonical JSON: {error}") from error
 
 
@@ -52,7 +53,10 @@ def parse(data: bytes | str, *, expected_format: str) -> dict[str, Any]:
         DocumentInvalid: not JSON, duplicate keys, not an object, or not in canonical form.
         UnsupportedFormat: another format, or a feature this release lacks.
     """
-    raw = data.encode() if isinstance(data, str) else bytes(data)
+    try:
+        raw = data.encode() if isinstance(data, str) else bytes(data)
+    except UnicodeEncodeError as error:
+        raise DocumentInvalid(f"not a JSON document: {error}") from error
     document = read(raw)
     check_header(document, expected_format=expected_format)
     assert isinstance(document, dict)
@@ -88,14 +92,15 @@ def check_header(document: object, *, expected_format: str) -> None:
         raise DocumentInvalid(f"expected a JSON object, got {type(document).__name__}")
     if document.get("format") != expected_format:
         raise UnsupportedFormat(
-            f"expected a {expected_format!r} document, got {document.get('format')!r}"
+            f"expected a {expected_format!r} document, got {document.get('format')!r:.80}"
         )
     requires = document.get("requires", [])
     if not isinstance(requires, list):
-        raise DocumentInvalid(f"'requires' must be a list, got {requires!r}")
+        raise DocumentInvalid(f"'requires' must be a list, got {requires!r:.80}")
     if requires:
         raise UnsupportedFormat(
-            f"{expected_format} document requires features unknown to this release: {requires}",
+            f"{expected_format} document requires features unknown to this release: "
+            f"{requires!r:.200}",
             remedy="upgrade plait on this side",
         )
 

@@ -29,6 +29,8 @@ from plait.limits import (
 MANIFEST_FORMAT: Final = "plait-manifest/1"
 RECORD_FORMAT: Final = "plait-version/1"
 
+_WEIGHTS_INDEX: Final = "model.safetensors.index.json"
+
 Kind = Literal["delta", "anchor"]
 Proof = Literal["full", "incremental", "unproven"]
 
@@ -176,8 +178,9 @@ class Manifest:
         if len(set(numbers)) != len(numbers):
             raise DocumentInvalid("a frame occurs in two chunks")
         names = [side_file.name for side_file in self.side_files]
-        if len(set(names)) != len(names):
-            raise DocumentInvalid("two side files have one name")
+        folders = {name[:end] for name in names for end in range(len(name)) if name[end] == "/"}
+        if len(set(names)) != len(names) or not folders.isdisjoint(names):
+            raise DocumentInvalid("two side files have one name, or one lies in the other")
 
     def _check_sum(self) -> None:
         reached = sum((chunk.increment for chunk in self.chunks), self.base or ZERO)
@@ -264,6 +267,9 @@ class VersionRecord:
         proof: how the fingerprint is known: `full` pass, `incremental`, `unproven`.
         metadata: training facts (step, learning rate, message); free, small.
         nonce: makes two publishes of one content two versions.
+
+    Raises:
+        DocumentInvalid, LimitExceeded: a policy's name or metadata that no record can have.
     """
 
     policy: str
@@ -275,11 +281,7 @@ class VersionRecord:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        data = canonical.serialize(self.metadata)
-        if len(data) > METADATA_BYTES_MAX:
-            raise LimitExceeded(f"metadata of {len(data)} bytes; at most {METADATA_BYTES_MAX}")
-        # What is written must be readable: a float of 1e17 is written as an integer beyond 2^53-1.
-        canonical.read(data)
+        check_metadata(self.metadata)
         check_name(self.policy, "policy")
 
     @cached_property
@@ -361,15 +363,48 @@ def check_name(name: object, noun: str) -> str:
     return name
 
 
+def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata as whoever reads the record will find it: a copy of its own.
+
+    Raises:
+        DocumentInvalid: canonical JSON can't hold it, or couldn't read it back.
+        LimitExceeded: more than METADATA_BYTES_MAX bytes.
+    """
+    data = canonical.serialize(metadata)
+    if len(data) > METADATA_BYTES_MAX:
+        raise LimitExceeded(f"metadata of {len(data)} bytes; at most {METADATA_BYTES_MAX}")
+    # What is written must be readable: a float of 1e17 is written as an integer beyond 2^53-1.
+    held = canonical.read(data)
+    assert isinstance(held, dict)
+    return held
+
+
 def check_side_file_name(name: object) -> str:
-    """A relative path of plain components, so that no checkout can write outside its folder."""
-    if not isinstance(name, str) or not 0 < len(name.encode()) <= SIDE_FILE_NAME_BYTES_MAX:
-        raise DocumentInvalid(f"a side file's name has 1 to {SIDE_FILE_NAME_BYTES_MAX} bytes")
+    """A relative path of plain components, so that no checkout can write outside its folder.
+
+    Raises:
+        DocumentInvalid: anything else.
+    """
+    if not isinstance(name, str) or not 0 < _utf8_size(name) <= SIDE_FILE_NAME_BYTES_MAX:
+        raise DocumentInvalid(
+            f"a side file's name has 1 to {SIDE_FILE_NAME_BYTES_MAX} bytes of UTF-8: {name!r:.80}"
+        )
     parts = name.split("/")
     hidden_journal = parts[0] == ".plait"
-    if hidden_journal or "\\" in name or "\0" in name or any(p in ("", ".", "..") for p in parts):
+    # A checkout would take them for weights.
+    weights = len(parts) == 1 and (name.endswith(".safetensors") or name == _WEIGHTS_INDEX)
+    odd = "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts)
+    if hidden_journal or weights or odd:
         raise DocumentInvalid(f"{name!r} can't be a side file's name")
     return name
+
+
+def _utf8_size(text: str) -> int:
+    """Bytes; 0 for text that UTF-8 can't hold (an ill-encoded name of a file, as Python has it)."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0
 
 
 def _object(row: object, names: set[str], noun: str) -> dict[str, Any]:

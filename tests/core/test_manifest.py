@@ -22,6 +22,7 @@ from plait.manifest import (
     SideFile,
     Statistics,
     VersionRecord,
+    check_metadata,
     check_name,
     check_side_file_name,
 )
@@ -95,6 +96,7 @@ def side_fields(**fields: Any) -> dict[str, Any]:
 
 
 CONFIG = SideFile("config.json", DIGEST, 7).to_document()
+BELOW = SideFile("config.json/x", DIGEST, 7).to_document()
 TWO_FRAMES = chunk(0, increment=ZERO).to_document()
 
 
@@ -115,6 +117,7 @@ TWO_FRAMES = chunk(0, increment=ZERO).to_document()
         (anchor_fields(chunks=[[]]), DocumentInvalid),
         (anchor_fields(chunks=[TWO_FRAMES, TWO_FRAMES]), DocumentInvalid),
         (anchor_fields(side_files=[CONFIG, CONFIG]), DocumentInvalid),
+        (anchor_fields(side_files=[CONFIG, BELOW]), DocumentInvalid),
         (anchor_fields(statistics={}), DocumentInvalid),
         (anchor_fields(statistics=STATISTICS.to_document() | {"more": 1}), DocumentInvalid),
         (anchor_fields(more=1), DocumentInvalid),
@@ -224,12 +227,27 @@ def test_a_name_that_a_ref_would_misread_is_refused(name: object) -> None:
         "a\0",
         ".plait/journal",
         "é" * 128,
+        "ill-encoded-\udcff",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
         5,
     ],
 )
-def test_a_side_file_that_could_leave_its_folder_is_refused(name: object) -> None:
+def test_a_side_file_that_could_do_harm_in_a_folder_is_refused(name: object) -> None:
     with pytest.raises(DocumentInvalid):
         check_side_file_name(name)
+
+
+def test_side_files_deeper_down_may_be_anything() -> None:
+    for name in ("adapter/adapter.safetensors", "a/.plait", "tokenizer.model"):
+        assert check_side_file_name(name) == name
+
+
+def test_a_copy_of_metadata_is_what_a_reader_will_find() -> None:
+    metadata = {"step": 3, "rates": {"actor": (0.5, 1e-6)}}
+    held = check_metadata(metadata)
+    assert held == {"step": 3, "rates": {"actor": [0.5, 1e-6]}}
+    assert held["rates"] is not metadata["rates"]
 
 
 def test_metadata_that_could_not_be_read_back_is_refused_at_once() -> None:

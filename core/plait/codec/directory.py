@@ -76,7 +76,7 @@ def parse_directory(header: Mapping[str, Any]) -> list[FrameRow]:
         if set(directory) != {"format", "requires", "frames"} or not isinstance(frames, list):
             raise DocumentInvalid("its fields are format, requires, frames")
         rows = _parse_rows(frames)
-    except (DocumentInvalid, KeyError, UnicodeEncodeError) as error:
+    except (DocumentInvalid, KeyError) as error:
         raise ChunkInvalid(f"directory of the chunk: {error}") from error
     if not rows:
         raise ChunkInvalid("a chunk without frames")

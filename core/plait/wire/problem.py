@@ -64,4 +64,7 @@ def error_of(problem: Problem) -> PlaitError:
         cls = RegistryUnavailable if problem.status in (429, 502, 503, 504) else RequestRejected
         if problem.status == 500:
             cls = ServiceError
-    return cls(problem.detail, remedy=problem.remedy, **problem.details)
+    error = cls(problem.detail, remedy=problem.remedy)
+    # Not as keywords: whoever answered may have chosen any names.
+    error.details = dict(problem.details)
+    return error
