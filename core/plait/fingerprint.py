@@ -20,6 +20,10 @@ from plait.layout import words_per_item
 _MASK: Final = (1 << 64) - 1
 _HEX: Final = re.compile(r"[0-9a-f]{32}")
 
+# Added to the key, so that the two lanes of one word have nothing in common.
+SEED_0: Final = np.uint64(0x9E3779B97F4A7C15)
+SEED_1: Final = np.uint64(0xC2B2AE3D27D4EB4F)
+
 # Full passes run in slices, so that Ctrl-C and other threads get a turn.
 _SLICE_ITEMS: Final = 1 << 24
 
@@ -91,7 +95,8 @@ def _as_words(bits: NDArray[Any]) -> NDArray[Any]:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _fmix64(key: Any) -> Any:
+def fmix64(key: Any) -> Any:
+    """MurmurHash3's finaliser of a uint64, compiled: lane 0."""
     key ^= key >> np.uint64(33)
     key *= np.uint64(0xFF51AFD7ED558CCD)
     key ^= key >> np.uint64(33)
@@ -100,7 +105,8 @@ def _fmix64(key: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _mix13(key: Any) -> Any:
+def mix13(key: Any) -> Any:
+    """splitmix64's finaliser of a uint64, compiled: lane 1."""
     key ^= key >> np.uint64(30)
     key *= np.uint64(0xBF58476D1CE4E5B9)
     key ^= key >> np.uint64(27)
@@ -115,8 +121,8 @@ def _sum_run(values: Any, first_word: Any) -> Any:
     first = np.uint64(first_word)
     for i in range(values.size):
         key = ((first + np.uint64(i)) << np.uint64(16)) | np.uint64(values[i])
-        lane0 += _fmix64(key + np.uint64(0x9E3779B97F4A7C15))
-        lane1 += _mix13(key + np.uint64(0xC2B2AE3D27D4EB4F))
+        lane0 += fmix64(key + SEED_0)
+        lane1 += mix13(key + SEED_1)
     return lane0, lane1
 
 
@@ -128,6 +134,6 @@ def _sum_scattered(words: Any, values: Any, width: Any) -> Any:
         for k in range(width):
             word = np.uint64(words[i]) + np.uint64(k)
             key = (word << np.uint64(16)) | np.uint64(values[i * width + k])
-            lane0 += _fmix64(key + np.uint64(0x9E3779B97F4A7C15))
-            lane1 += _mix13(key + np.uint64(0xC2B2AE3D27D4EB4F))
+            lane0 += fmix64(key + SEED_0)
+            lane1 += mix13(key + SEED_1)
     return lane0, lane1

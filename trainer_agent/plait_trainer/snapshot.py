@@ -13,19 +13,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plait.codec import kernels
-from plait.codec.algebra import FrameDelta, apply
+from plait.codec.algebra import Comparison, FrameDelta, apply
 from plait.cut import Cut, FrameSpec
 from plait.errors import FingerprintMismatch, PublishError, UsageError
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
 from plait.layout import Layout, words_per_item
-from plait.weights import UNSIGNED, ArrayWeights, Piece, Weights, fingerprint_weights, pieces
+from plait.weights import (
+    UNSIGNED,
+    ArrayWeights,
+    Piece,
+    Weights,
+    checked_bits,
+    fingerprint_weights,
+    pieces,
+)
 from plait_trainer.detector import Capture, LiveTensors
 
 # Items read, compared and hashed at once: they stay in the cache between the three.
 _RUN_ITEMS: Final = 1 << 20
-# The scan writes up to one vector of positions past the last change.
-_SLACK: Final = 64
 
 
 @dataclass(eq=False)
@@ -117,23 +122,18 @@ def compare_frame(
     Args:
         frame: of a cut that was checked against the layout, with segments of one run each.
     """
-    positions = np.empty(frame.items + _SLACK, np.uint32)
-    differences = np.empty(frame.items + _SLACK, UNSIGNED[frame.item_bytes])
+    comparison, now = Comparison(frame), ZERO
     width = words_per_item(frame.item_bytes)
-    count, increment, now = 0, ZERO, ZERO
     for piece in pieces(frame, old.layout):
-        before = piece.view(old.bits(piece.tensor.name))
+        before = piece.view(checked_bits(old, piece.tensor))
         for offset, new in _runs(piece, live):
             word = piece.first_word + offset * width
-            count, *lanes = kernels.scan_piece(
-                _read_only(before[offset : offset + new.size]), new, 0, new.size, 0, 1,
-                piece.frame_offset + offset, word, width, positions, differences, count,
+            comparison.add_run(
+                before[offset : offset + new.size], new,
+                first_word=word, offset=piece.frame_offset + offset,
             )  # fmt: skip
-            increment += Fingerprint(*map(int, lanes))
             now += fingerprint_run(new, word)
-    # Copies: the scan's arrays are as large as the frame.
-    found, values = positions[:count].copy(), differences[:count].copy()
-    return FrameDelta(frame.item_bytes, found, values, increment), now
+    return comparison.delta(), now
 
 
 def _runs(piece: Piece, live: LiveTensors) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -147,11 +147,6 @@ def _runs(piece: Piece, live: LiveTensors) -> Iterator[tuple[int, NDArray[Any]]]
                 f"{piece.tensor.name!r} gave {bits.dtype}{list(bits.shape)} for "
                 f"{stop - start} items of {piece.tensor.dtype}"
             )
-        yield offset, _read_only(bits)
-
-
-def _read_only(bits: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view: the kernels are compiled once for whatever memory they are given."""
-    view = bits.view()
-    view.flags.writeable = False
-    return view
+        bits = np.ascontiguousarray(bits).view()
+        bits.flags.writeable = False
+        yield offset, bits

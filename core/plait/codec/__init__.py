@@ -1,6 +1,6 @@
 """The codec: delta algebra, frames, planes and chunk files. All of it pure."""
 
-from plait.codec.algebra import FrameDelta, add, apply, detect, increment_on, negate
+from plait.codec.algebra import Comparison, FrameDelta, add, apply, detect, increment_on, negate
 from plait.codec.chunks import Chunk, ChunkReader, pack_chunks, read_chunk
 from plait.codec.frames import (
     EncodedFrame,
@@ -15,6 +15,7 @@ from plait.codec.planes import Plane
 __all__ = [
     "Chunk",
     "ChunkReader",
+    "Comparison",
     "EncodedFrame",
     "FrameDelta",
     "Plane",

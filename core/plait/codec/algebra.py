@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from plait.codec import kernels
 from plait.cut import FrameSpec
-from plait.errors import ChunkInvalid
+from plait.errors import ChunkInvalid, UsageError
 from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import words_per_item
 from plait.weights import UNSIGNED, Piece, Weights, pieces, readable_bits, writable_bits
@@ -67,6 +67,84 @@ class FrameDelta:
         return self.positions.size
 
 
+class Comparison:
+    """Old and new bits of a frame, compared part by part in the order of its items.
+
+    It takes 4 bytes and an item for every item of the frame until it is dropped.
+    """
+
+    def __init__(self, frame: FrameSpec) -> None:
+        self._frame = frame
+        self._positions = np.empty(frame.items + kernels.SLACK, np.uint32)
+        self._differences = np.empty(frame.items, UNSIGNED[frame.item_bytes])
+        self._count = self._end = 0
+        self._increment = ZERO
+
+    def add_piece(self, piece: Piece, old: Weights, new: Weights) -> None:
+        """Compares a piece of the frame where it lies in its tensor.
+
+        Raises:
+            LayoutChanged: the weights don't fit their layout.
+            UsageError: not behind what was compared before, or beyond the frame.
+        """
+        start_word = piece.first_word - piece.start_item * words_per_item(self._frame.item_bytes)
+        self._scan(
+            readable_bits(old, piece.tensor), readable_bits(new, piece.tensor),
+            piece.start_item, piece.run, piece.stride, piece.items // piece.run,
+            piece.frame_offset, start_word,
+        )  # fmt: skip
+
+    def add_run(
+        self, old: NDArray[Any], new: NDArray[Any], *, first_word: int, offset: int
+    ) -> None:
+        """Compares adjacent items, wherever they are held.
+
+        Args:
+            old, new: 1-d unsigned of the frame's item size, equally long.
+            first_word: canonical index of the first item's first word.
+            offset: frame-local number of the first item.
+        Raises:
+            UsageError: other arrays, not behind what was compared before, or beyond the frame.
+        """
+        wanted = self._differences.dtype
+        if old.ndim != 1 or old.shape != new.shape or not (old.dtype == new.dtype == wanted):
+            raise UsageError(
+                f"a run compares {old.dtype}{list(old.shape)} with {new.dtype}{list(new.shape)}; "
+                f"expected {wanted} of one length"
+            )
+        # The kernels read adjacent memory, and are compiled once, for read-only arrays.
+        before, after = (np.ascontiguousarray(bits).view() for bits in (old, new))
+        before.flags.writeable = after.flags.writeable = False
+        self._scan(before, after, 0, old.size, 0, 1, offset, first_word)
+
+    def delta(self) -> FrameDelta:
+        """What differs in all parts together."""
+        # Copies: the scan's arrays are as large as the frame.
+        return FrameDelta(
+            self._frame.item_bytes,
+            self._positions[: self._count].copy(),
+            self._differences[: self._count].copy(),
+            self._increment,
+        )
+
+    def _scan(
+        self, old: NDArray[Any], new: NDArray[Any],
+        start: int, run: int, stride: int, repeats: int, offset: int, start_word: int,
+    ) -> None:  # fmt: skip
+        end = offset + run * repeats
+        if offset < self._end or end > self._frame.items:
+            raise UsageError(
+                f"items {offset} to {end} of a frame of {self._frame.items} items can't be "
+                f"compared behind item {self._end}"
+            )
+        self._count, *lanes = kernels.scan_piece(
+            old, new, start, run, stride, repeats, offset, start_word,
+            words_per_item(self._frame.item_bytes), self._positions, self._differences, self._count,
+        )  # fmt: skip
+        self._end = end
+        self._increment += Fingerprint(*map(int, lanes))
+
+
 def detect(frame: FrameSpec, old: Weights, new: Weights) -> FrameDelta:
     """The delta from `old` to `new` within a frame: one pass over both, without a copy.
 
@@ -76,21 +154,10 @@ def detect(frame: FrameSpec, old: Weights, new: Weights) -> FrameDelta:
         LayoutChanged: the two have different layouts.
     """
     old.layout.require_equal(new.layout, what="the new weights")
-    width = words_per_item(frame.item_bytes)
-    positions = np.empty(frame.items + kernels.SLACK, np.uint32)
-    differences = np.empty(frame.items, UNSIGNED[frame.item_bytes])
-    count, increment = 0, ZERO
+    comparison = Comparison(frame)
     for piece in pieces(frame, old.layout):
-        count, *lanes = kernels.scan_piece(
-            readable_bits(old, piece.tensor), readable_bits(new, piece.tensor),
-            piece.start_item, piece.run, piece.stride, piece.items // piece.run,
-            piece.frame_offset, _origin(piece, width), width, positions, differences, count,
-        )  # fmt: skip
-        increment += Fingerprint(*map(int, lanes))
-    # Copies: the scan's arrays are as large as the frame.
-    return FrameDelta(
-        frame.item_bytes, positions[:count].copy(), differences[:count].copy(), increment
-    )
+        comparison.add_piece(piece, old, new)
+    return comparison.delta()
 
 
 def negate(delta: FrameDelta) -> FrameDelta:
@@ -152,16 +219,11 @@ def increment_on(frame: FrameSpec, weights: Weights, delta: FrameDelta) -> Finge
     for piece, rows in _touched(frame, weights, delta):
         lanes = kernels.increment_at(
             readable_bits(weights, piece.tensor), piece.start_item, piece.run, piece.stride,
-            piece.frame_offset, _origin(piece, width), width,
+            piece.frame_offset, piece.first_word - piece.start_item * width, width,
             delta.positions[rows], delta.differences[rows],
         )  # fmt: skip
         increment += Fingerprint(*map(int, lanes))
     return increment
-
-
-def _origin(piece: Piece, width: int) -> int:
-    """First word of the piece's tensor."""
-    return piece.first_word - piece.start_item * width
 
 
 def _touched(

@@ -1,9 +1,10 @@
 """The loops of the delta algebra, compiled for each item size; they release the GIL.
 
-None checks a bound: their callers in algebra.py do. A *piece* is `repeats` runs of `run` items of
-one tensor, the first at item `start`, their starts `stride` items apart; `base` is the frame-local
-number of its first item, and `origin` the word that the tensor begins with. Integers stay signed
-64-bit except where the arithmetic is modular, since numba turns mixed signs into floats.
+None checks a bound, or that arrays are contiguous: their callers in algebra.py do. A *piece* is
+`repeats` runs of `run` items of one tensor, the first at item `start`, their starts `stride` items
+apart; `base` is the frame-local number of its first item, and `origin` the word that the tensor
+begins with. Integers stay signed 64-bit except where the arithmetic is modular, since numba turns
+mixed signs into floats.
 """
 
 from typing import Any, Final
@@ -12,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from plait.codec.simd import LANES, bits_set, differing, lowest_bit
-from plait.fingerprint import _fmix64, _mix13
+from plait.fingerprint import SEED_0, SEED_1, fmix64, mix13
 
 # The phases of a loop (find, fetch, hash) hand each other blocks of this many items in the cache.
 _BLOCK: Final = 1 << 13
@@ -31,8 +32,8 @@ def _sum_terms(words: Any, values: Any, count: Any, width: Any) -> Any:
         for i in range(count):
             part = (values[i] >> shift) & np.uint64(0xFFFF)
             key = ((words[i] + np.uint64(k)) << np.uint64(16)) | part
-            lane0 += _fmix64(key + np.uint64(0x9E3779B97F4A7C15))
-            lane1 += _mix13(key + np.uint64(0xC2B2AE3D27D4EB4F))
+            lane0 += fmix64(key + SEED_0)
+            lane1 += mix13(key + SEED_1)
     return lane0, lane1
 
 
