@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from plait.cut import Cut, plain_cut
 from plait.layout import Layout
+from plait.weights import Weights
 from plait_rollout.engine import Move, MoveStep
 from plait_rollout.sglang.adapter import SglangEngine
 from plait_rollout.sglang.http import SglangApi
@@ -52,14 +53,15 @@ class Live:
     def move(self, *steps: MoveStep, stamp: str = "policy@2#2") -> Move:
         return move_of(self.layout, self.cut, steps, stamp)
 
-    def call(self, loader: str, text: str) -> None:
-        """Calls one of the tests' loaders in every rank."""
+    def call(self, loader: str, text: str, *, resume: bool = True) -> None:
+        """Calls a loader in every rank, with the engine paused."""
         api = SglangApi(self.running.url)
         api.pause("in_place")
         try:
             api.update_from_tensor(loader, text.encode(), ranks=self.tp, flush_cache=False)
         finally:
-            api.resume()
+            if resume:
+                api.resume()
             api.close()
 
     def dump(self) -> dict[str, Any]:
@@ -72,8 +74,8 @@ class Live:
             for name, tensor in torch.load(f"{path}.{rank}").items()
         }
 
-    def disturb(self, command: str) -> None:
-        self.call(TEST_LOADERS[1], command)
+    def disturb(self, command: str, *, resume: bool = True) -> None:
+        self.call(TEST_LOADERS[1], command, resume=resume)
 
     def checksums(self) -> Any:
         answer = httpx.post(
@@ -101,17 +103,19 @@ class Live:
         api.update_from_disk(str(folder))
         api.close()
 
+    def adapter(self, unheld: Weights | None = None) -> closing[SglangEngine]:
+        """An adapter that isn't attached yet, closed at the end of the `with`."""
+        return closing(SglangEngine(self.running.url, self.running.spool, unheld))
+
     @contextmanager
     def attached(self) -> Iterator[SglangEngine]:
-        engine = SglangEngine(self.running.url, self.running.spool)
-        try:
+        with self.adapter() as engine:
             engine.attach(self.layout)
             yield engine
-        finally:
-            engine.close()
 
 
-def start(folder: Path, kind: str, *, tie: bool, tp: int, spool: Path | None = None) -> Live:
+def start(folder: Path, kind: str, *, tie: bool, tp: int, port: int | None = None) -> Live:
+    """Starts an engine; in a folder where one was started before, on the same checkpoint."""
     model = make_tiny(folder / "a", kind, tie=tie) if not (folder / "a").exists() else folder / "a"
     a = read_state(model)
     b = changed(a, seed=1)
@@ -119,7 +123,8 @@ def start(folder: Path, kind: str, *, tie: bool, tp: int, spool: Path | None = N
     running = launch_engine(
         model,
         tp=tp,
-        spool=spool or folder / "spool",
+        spool=folder / "spool",
+        port=port,
         extra=["--custom-weight-loader", *TEST_LOADERS],
         environment={"PYTHONPATH": str(ROOT)},
     )

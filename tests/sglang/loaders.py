@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from plait.tensors import scatter_at
 from plait_rollout.sglang import holder
 from plait_rollout.sglang.model import place
 from plait_rollout.sglang.recorder import live_tensors
@@ -22,26 +23,28 @@ def dump(model: Any, named_tensors: Any) -> None:
 def disturb(model: Any, named_tensors: Any) -> None:
     """Makes something go wrong on rank 0.
 
-    `flip`: changes one bit of a live parameter behind everybody's back.
+    `flip NAME`: changes one bit of a live parameter behind everybody's back.
     `lose-writes N`: the next N writes of the in-engine half lose their last item.
+    `garble-writes N`: they write it with a wrong bit.
     """
     if place().rank != 0:
         return
-    command, *arguments = _text(named_tensors).split()
+    command, argument = _text(named_tensors).split()
     if command == "flip":
-        name = next(
-            name for name in live_tensors(model) if "mlp" in name or "input_layernorm" in name
-        )
-        live_tensors(model)[name].view(-1).view(torch.int16)[-1] ^= 1
+        live_tensors(model)[argument].view(-1).view(torch.int16)[-1] ^= 1
         return
-    whole, left = holder.scatter_at, [int(arguments[0])]
+    left = int(argument)
 
-    def lossy(flat: Any, positions: Any, items: Any) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            holder.scatter_at = whole
-            whole(flat, positions, items)
+    def faulty(flat: Any, positions: Any, items: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            scatter_at(flat, positions, items)
+        elif command == "lose-writes":
+            scatter_at(flat, positions[:-1], items[:-1])
         else:
-            whole(flat, positions[:-1], items[:-1])
+            garbled = items.copy()
+            garbled[-1] ^= 1
+            scatter_at(flat, positions, garbled)
 
-    holder.scatter_at = lossy
+    holder.scatter_at = faulty

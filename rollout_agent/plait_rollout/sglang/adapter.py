@@ -145,8 +145,8 @@ class SglangEngine:
             ],
         )
         own = attached.unheld.stage(move_id, move.cut, steps)
-        before, _ = total(attached.owned, [*_tallies(reports, "before"), own.before])
         try:
+            before, _ = total(attached.owned, [*_tallies(reports, "before"), own.before])
             found, items = total(attached.owned, [*_tallies(reports, "increment"), own.increment])
         except ReplicaUnproven as error:
             raise BaseMismatch(str(error)) from error

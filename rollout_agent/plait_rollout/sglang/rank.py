@@ -82,6 +82,7 @@ class Rank:
         return life
 
     def _attach(self, request: Answer, model: nn.Module) -> Answer:
+        before, applied = self._holder, self._applied
         self.detach()
         engine_model.check_mappable(model)
         layout = Layout.parse(self._document(request["layout"]))
@@ -90,6 +91,9 @@ class Rank:
         pieces = record_map(load_weights, live, layout)
         mapped = {piece.parameter for piece in pieces}
         self._holder = Holder(layout, tuple(pieces), lambda: live_tensors(model))
+        if before is not None and before.pieces == self._holder.pieces:
+            # The last undo list outlives the agent that made it: a torn move may need it twice.
+            self._applied = applied
         parameters = {name for name, _ in model.named_parameters()}
         return {
             "pieces": [piece.to_document() for piece in pieces],
@@ -136,8 +140,8 @@ class Rank:
         return {"after": after.to_document(), "seconds": time.perf_counter() - started}
 
     def _undo(self, request: Answer) -> Answer:
-        """Writes the old bits of the last move back. A rank that never began it has nothing to do,
-        but says what its words hold all the same."""
+        """Writes the old bits of the last move back. May be repeated: the undo list stays until the
+        next move. A rank that never began the move says what its words hold all the same."""
         started = time.perf_counter()
         held = self._applied or self._staged
         if held is None or held[0] != request["move"]:
@@ -145,7 +149,7 @@ class Rank:
                 f"rank {self.place.rank} has no undo list of move {request['move']}"
             )
         after = self._held().undo(held[1], self._shared(request))
-        self._applied = self._staged = None
+        self._applied, self._staged = held, None
         return {"after": after.to_document(), "seconds": time.perf_counter() - started}
 
     def _discard(self, request: Answer) -> Answer:

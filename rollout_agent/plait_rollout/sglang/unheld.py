@@ -78,7 +78,7 @@ class UnheldTensors:
             rows[f"{at}.numbers"] = part.numbers
             rows[f"{at}.differences"] = part.differences
             rows[f"{at}.old"] = part.old
-        partial = self._folder / ".journal.npz"
+        partial = self._folder / ".journal.partial"
         with partial.open("wb") as file:
             np.savez(file, **rows)
         for old in self._folder.glob("*.npz"):
