@@ -1,5 +1,6 @@
 """Channels in SQL: where they point, how they move, and every movement there ever was."""
 
+from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, select, update
@@ -17,6 +18,7 @@ from plait_server.clock import now, wire_time
 _sources: Final = versions.alias("sources")
 
 
+@cache
 def _documents() -> Select[Any]:
     """Movements and what they pointed at."""
     return (

@@ -50,7 +50,11 @@ class SqlCatalog(Catalog):
             RegistryUnavailable: it doesn't answer.
         """
         self._database = Database(url)
-        self.epoch = migrate(self._database)
+        try:
+            self.epoch = migrate(self._database)
+        except BaseException:
+            self._database.close()
+            raise
         self._lineages: dict[int, LineageCache] = {}
         self._lineages_lock = threading.Lock()
 

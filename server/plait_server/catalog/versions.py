@@ -1,6 +1,7 @@
 """Versions in SQL: from rows to documents."""
 
 import json
+from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, Connection, Row, Select, literal, select
@@ -14,6 +15,7 @@ from plait_server.clock import wire_time
 _parents: Final = versions.alias("parents")
 
 
+@cache
 def version_rows() -> Select[Any]:
     """Versions with all that their documents show; `id` is the row's number."""
     return (
