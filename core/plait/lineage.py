@@ -182,11 +182,8 @@ class Lineage:
         if base is not None:
             best[base] = (0, 0)
             heapq.heappush(queue, (0, 0, base))
-        for anchor in self.anchors:
-            if not anchor.external:
-                reach(Step(anchor, "anchor", None, anchor.target), anchor.cost, 1)
-            elif base is None and allow_external:
-                reach(Step(anchor, "external", None, anchor.target), anchor.cost, 1)
+        for step in self._beginnings(external=base is None and allow_external):
+            reach(step, step.edge.cost, 1)
         while queue:
             cost, length, state = heapq.heappop(queue)
             if state == target:
@@ -195,6 +192,13 @@ class Lineage:
                 for step in self.deltas.get(state, ()):
                     reach(step, cost + step.edge.cost, length + 1)
         return None
+
+    def _beginnings(self, *, external: bool) -> Iterator[Step]:
+        for anchor in self.anchors:
+            if not anchor.external:
+                yield Step(anchor, "anchor", None, anchor.target)
+            elif external:
+                yield Step(anchor, "external", None, anchor.target)
 
 
 def _walked_back(came_by: dict[State, Step], target: State) -> list[Step]:
