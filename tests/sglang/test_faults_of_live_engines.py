@@ -25,6 +25,7 @@ from plait.errors import (
     EngineUnavailable,
     LayoutChanged,
     MapUnproven,
+    ObjectMissing,
     PlaitError,
     ReplicaUnproven,
     SizeMismatch,
@@ -33,6 +34,7 @@ from plait.layout import Layout, TensorSpec
 from plait.tensors import layout_of_tensors
 from plait.weights import fingerprint_weights
 from plait_rollout.engine import MoveStep
+from plait_rollout.sglang import adapter
 from plait_rollout.sglang.adapter import SglangEngine
 from plait_rollout.sglang.driver import DriverState, MoveUnderWay
 from plait_rollout.sglang.ranks import LOADER
@@ -137,7 +139,7 @@ def test_a_damaged_chunk_is_refused(
 def test_a_chunk_that_vanished_is_refused(live: Live, engine: SglangEngine, tmp_path: Path) -> None:
     step = step_between(tmp_path, live.a, live.b)
     step.chunks[0].unlink()
-    with pytest.raises((PlaitError, OSError)):
+    with pytest.raises(ObjectMissing):
         engine.stage(live.move(step))
 
 
@@ -180,6 +182,16 @@ def test_a_layout_of_another_dtype_or_shape_cannot_be_mapped(live: Live) -> None
         for layout in (with_norm("F32", 64), with_norm("BF16", 60)):
             with pytest.raises(MapUnproven, match=r"model\.norm\.weight"):
                 engine.attach(layout)
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_an_engine_without_the_loader_is_not_asked_to_run_it(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang dies of an unknown loader."""
+    monkeypatch.setattr(adapter, "LOADER", "plait_rollout.sglang.hook.unknown")
+    with live.adapter() as engine, pytest.raises(MapUnproven, match="custom-weight-loader"):
+        engine.attach(live.layout)
 
 
 @pytest.mark.usefixtures("unchanged")

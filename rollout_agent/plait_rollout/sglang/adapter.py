@@ -30,8 +30,8 @@ from plait_rollout.sglang.driver import DriverState, MoveUnderWay, claim
 from plait_rollout.sglang.http import SglangApi
 from plait_rollout.sglang.ownership import Ownership, ownership, total
 from plait_rollout.sglang.pieces import Piece
-from plait_rollout.sglang.ranks import Ranks, Report
-from plait_rollout.sglang.spool import Spool, remove_old
+from plait_rollout.sglang.ranks import LOADER, Ranks, Report
+from plait_rollout.sglang.spool import VARIABLE, Spool, remove_old
 from plait_rollout.sglang.tally import Tally
 from plait_rollout.sglang.unheld import UnheldTensors
 
@@ -237,6 +237,12 @@ class SglangEngine:
                     "one host",
                     remedy="use the reload path",
                 )
+        if LOADER not in (info.get("custom_weight_loader") or ()):
+            # SGLang ends itself over a loader that it doesn't know.
+            raise MapUnproven(
+                f"the engine was started without --custom-weight-loader {LOADER}",
+                remedy=f"start it with that argument and {VARIABLE}={self._spool.root}",
+            )
         return Ranks(self._api, self._spool, tp=tp, world=tp * pp, timeout_seconds=self._timeout)
 
     def _take_back(self, ranks: Ranks, move: str) -> None:

@@ -16,9 +16,8 @@ from typing import IO, Final
 import httpx
 
 from plait.errors import EngineUnavailable
+from plait_rollout.sglang.ranks import LOADER
 from plait_rollout.sglang.spool import VARIABLE, Spool
-
-LOADER: Final = "plait_rollout.sglang.hook.load"
 
 _ROOT: Final = Path(__file__).parents[3]
 _SHIM: Final = _ROOT / "rollout_agent" / "sglang_cpu_site"

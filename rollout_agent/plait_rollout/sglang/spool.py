@@ -29,6 +29,7 @@ from plait.errors import (
     EngineError,
     EngineRefused,
     EngineUnavailable,
+    ObjectMissing,
     PlaitError,
     type_registry,
 )
@@ -87,7 +88,11 @@ class Spool:
         return _read(self.document(digest))
 
     def put_chunk(self, digest: str, source: Path) -> None:
-        """Makes a verified local chunk visible to the ranks, by a link where that is possible."""
+        """Makes a verified local chunk visible to the ranks, by a link where that is possible.
+
+        Raises:
+            ObjectMissing: the local file is gone.
+        """
         target = self.chunk(digest)
         if target.exists():
             return
@@ -95,6 +100,8 @@ class Spool:
         partial.unlink(missing_ok=True)
         try:
             partial.hardlink_to(source)
+        except FileNotFoundError as error:
+            raise ObjectMissing(f"chunk {digest} is gone from {source}") from error
         except OSError:  # another file system, or one without links
             shutil.copyfile(source, partial)
         partial.replace(target)
