@@ -1,6 +1,7 @@
 """Capture is all that the training thread does; the rest follows behind it, in order."""
 
 import os
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from plait.errors import PlaitError, PublisherClosed
 from plait_client.registry import RegistryClient
-from plait_trainer import Publisher
+from plait_trainer import Capture, Publisher, SnapshotDetector
 from tests.trainer_agent.reading import assert_bits_equal, weights_at
 from tests.trainer_agent.registry_process import RegistryProcess
 from tests.trainer_agent.tiny_models import Run
@@ -148,6 +149,45 @@ def test_an_error_in_the_body_is_the_one_that_is_told(client: RegistryClient, po
     with pytest.raises(ZeroDivisionError):
         failing_run()
     assert client.version(policy, "main").seq == 1
+
+
+class Interrupted(SnapshotDetector):
+    """Ctrl-C at the worst moment: once, when the capture is taken over."""
+
+    armed = False
+
+    def keep(self, capture: Capture) -> None:
+        if self.armed:
+            self.armed = False
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        super().keep(capture)
+
+
+def test_ctrl_c_leaves_a_publish_on_its_way(client: RegistryClient, policy: str) -> None:
+    run, detector = Run(), Interrupted()
+    with Publisher(run.model, client=client, policy=policy, detector=detector) as publisher:
+        publisher.publish().result()
+        run.step()
+        interrupted = run.expected()
+        detector.armed = True
+        with pytest.raises(KeyboardInterrupt):
+            publisher.publish({"step": 1})
+        run.step()
+        assert publisher.publish({"step": 2}).version.seq == 3
+    assert client.version(policy, "2").metadata == {"step": 1}
+    assert_bits_equal(weights_at(client, policy, 2), interrupted)
+    assert_bits_equal(weights_at(client, policy, 3), run.expected())
+
+
+def test_metadata_is_what_it_was_when_the_publish_was_called(held: HeldClient, policy: str) -> None:
+    run = Run()
+    with Publisher(run.model, client=held, policy=policy) as publisher:
+        held.gate.clear()
+        facts = {"rewards": [1, 2]}
+        future = publisher.publish(facts)
+        facts["rewards"].append(3)
+        held.gate.set()
+        assert future.version.metadata == {"rewards": [1, 2]}
 
 
 def test_flush_and_close_tell_of_a_publish_that_failed(

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import traceback
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -223,6 +224,10 @@ def test_of_two_racing_trainers_one_wins_and_the_other_loses_nothing(
     assert refusal.details["head"]["seq"] == 2
     with pytest.raises(HeadMoved):  # and so it stays, until somebody decides
         publishers[loser].publish()
+    with pytest.raises(HeadMoved) as again:
+        publishers[loser].publish()
+    # Each time an error of its own, which holds no frames of earlier times.
+    assert len(traceback.extract_tb(again.tb)) < 6
     with pytest.raises(BaseMismatch, match="are not version 2"):
         publishers[loser].rebase()
     publishers[loser].rebase(to=1)

@@ -139,6 +139,18 @@ def test_a_new_anchor_starts_another_line_in_the_same_policy(
     assert_bits_equal(weights_at(client, policy, "main"), other.expected())
 
 
+def test_weights_that_are_known_begin_no_new_line(client: RegistryClient, policy: str) -> None:
+    run = Run()
+    with Publisher(run.model, client=client, policy=policy) as publisher:
+        publisher.publish()
+        early = run.saved()
+        run.step()
+        publisher.publish()
+    run.model.load_state_dict(early["model"])
+    with pytest.raises(HeadMoved, match=r"are version 1 .* is at version 2"):
+        Publisher(run.model, client=client, policy=policy, new_anchor=True)
+
+
 def test_a_new_anchor_may_have_another_layout(client: RegistryClient, policy: str) -> None:
     with Publisher({"w": torch.zeros(16, 2)}, client=client, policy=policy) as publisher:
         publisher.publish()

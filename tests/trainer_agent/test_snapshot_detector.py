@@ -87,7 +87,23 @@ def test_a_capture_equals_the_codecs_own_comparison(data: st.DataObject) -> None
         np.testing.assert_array_equal(found.positions, delta.positions)
         np.testing.assert_array_equal(found.differences, delta.differences)
         assert found.increment == delta.increment
+    detector.keep(capture)
     assert detector.capture(live_of(state)).deltas == {}
+
+
+def test_a_capture_that_nobody_took_over_is_made_again() -> None:
+    state = {"a": torch.zeros(8, dtype=torch.bfloat16)}
+    detector, _, cut = attached(state)
+    before = detector.captured.bits("a").copy()
+    state["a"][2] = 1
+    assert changed_words(cut, detector.capture(live_of(state))) == [2]
+    assert (detector.captured.bits("a") == before).all()
+    state["a"][5] = 1
+    capture = detector.capture(live_of(state))
+    assert changed_words(cut, capture) == [2, 5]
+    detector.keep(capture)
+    assert detector.capture(live_of(state)).deltas == {}
+    assert fingerprint_weights(detector.captured) == capture.fingerprint
 
 
 def test_runs_and_frames_of_one_tensor_join_seamlessly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ Invariant: the committed parent's weights + what was sent and not yet settled + 
 the weights of the last capture. A change leaves it only by being committed.
 """
 
+import copy
 import itertools
 import logging
 import random
@@ -89,7 +90,7 @@ class Committer:
 
     Attributes:
         standing: what the next commit starts from.
-        fence: why nothing is committed any more until `stand`; None: nothing is wrong.
+        fence: why nothing is committed until the next `stand`; None: nothing is wrong.
         stopping: set to give up waiting for a registry that is away.
     """
 
@@ -112,8 +113,7 @@ class Committer:
             CommitUnknown: it may be; the next call finds out first.
         """
         self._pending = add_up(self._pending, publish.deltas)
-        if self.fence is not None:
-            raise self.fence
+        self.refuse_if_fenced()
         if self._sent is not None:
             self._settle(self._sent)
         sent = self._persist(lambda: self._upload(publish, captured))
@@ -126,6 +126,12 @@ class Committer:
         publish.metrics.payload_bytes = version.payload_bytes
         publish.metrics.changed_elements = version.changed_elements
         return version
+
+    def refuse_if_fenced(self) -> None:
+        """Raises HeadMoved if the channel isn't where this trainer left it."""
+        if self.fence is not None:
+            # A copy: an error that is raised again and again holds on to the frames of every time.
+            raise copy.copy(self.fence)
 
     def stand(self, standing: Standing, *, keep_pending: bool) -> None:
         """Continue from another standing, and lift the fence.
@@ -156,7 +162,7 @@ class Committer:
         except PlaitError as error:
             self._pending, self._sent = add_up(sent.deltas, self._pending), None
             if isinstance(error, HeadMoved):
-                self.fence = error
+                self.fence = copy.copy(error)
             raise
         self._sent, self.standing = None, Standing.after(version)
         return version

@@ -1,7 +1,8 @@
 """The Detector port: how a trainer knows the bits that it had before.
 
-A publish is `capture`: what changed since the last capture, as frame deltas, with a fingerprint of
-what is there now. Adapters differ in what they keep for it: `SnapshotDetector` keeps a copy.
+A publish is `capture`, which finds what changed, and `keep`, which makes what was found the state
+that the next capture starts from: so a capture that nobody took over is simply made again. Adapters
+differ in what they keep: `SnapshotDetector` keeps a copy.
 """
 
 from collections.abc import Mapping
@@ -37,7 +38,8 @@ class Capture:
 
 
 class Detector(Protocol):
-    """Finds the changes. Called on the training thread only, while the weights stand still."""
+    """Finds the changes. `attach` and `capture` are called on the training thread, while the
+    weights stand still."""
 
     def attach(
         self,
@@ -63,14 +65,22 @@ class Detector(Protocol):
         ...
 
     def capture(self, live: LiveTensors) -> Capture:
-        """What changed since the last capture. If it raises, the next one still finds it all.
+        """What changed since the kept state, which stays as it is.
 
         Raises:
             FingerprintMismatch: what was read now isn't the kept state plus the changes found.
         """
         ...
 
+    def keep(self, capture: Capture) -> None:
+        """Take over the last capture: the next one starts from there.
+
+        Called once for a capture, on a thread that Ctrl-C can't interrupt; it doesn't read the live
+        weights. Whatever could fail has failed in `capture`.
+        """
+        ...
+
     @property
     def captured(self) -> Weights:
-        """The weights as of the last capture or attach, until the next one: what anchors hold."""
+        """The weights as of the last `keep` or `attach`, until the next one: what anchors hold."""
         ...

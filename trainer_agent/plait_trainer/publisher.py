@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from plait.errors import (
 )
 from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import Layout
-from plait.manifest import VersionRecord
+from plait.manifest import check_metadata
 from plait.store import Store
 from plait.weights import Weights, fingerprint_weights
 from plait.wire import VersionDocument
@@ -40,6 +40,7 @@ from plait_trainer.snapshot import SnapshotDetector
 from plait_trainer.sources import Converter, State, source_of
 from plait_trainer.standing import Standing, find_channel, find_standing
 from plait_trainer.state import known_version, state_of
+from plait_trainer.worker import Worker
 
 logger = logging.getLogger("plait.trainer")
 
@@ -105,7 +106,7 @@ class Publisher:
         self._actor, self._patience, self._store = actor, patience, store
         self._detector: Detector = SnapshotDetector() if detector is None else detector
         self._outbox = Outbox(queue_size, when_full)
-        self._worker = ThreadPoolExecutor(1, "plait-publish")
+        self._worker, self._keeper = Worker("plait-publish"), Worker("plait-keep")
         # One caller at a time: a capture and its place in the queue belong together.
         self._calling = threading.RLock()
         self._committer: Committer | None = None
@@ -209,7 +210,8 @@ class Publisher:
         """Capture what changed since the last publish, and have it committed behind this thread.
 
         Only the capture happens here. It waits for room in the queue (`when_full="wait"`), and
-        while the line's first anchor, which is read from the snapshot, is under way.
+        while the line's first anchor, which is read from the snapshot, is under way. Ctrl-C finds a
+        publish either not begun or on its way, never in between.
 
         Args:
             metadata: training facts (step, learning rate…) for the version record.
@@ -222,18 +224,18 @@ class Publisher:
         """
         with self._calling:
             committer = self._standing_committer()
-            facts = self._checked(metadata or {})
+            facts = check_metadata(metadata or {})
             self._await_anchor(committer)
             self._outbox.await_room()
-            if committer.fence is not None:
-                raise committer.fence
+            committer.refuse_if_fenced()
             started = time.perf_counter()
             live, layout = self._live()
-            committer.line.layout.require_equal(layout, what="the model")
+            # Compared by its rows first: the digest of 10^5 tensors takes half a second.
+            if layout != committer.line.layout:
+                committer.line.layout.require_equal(layout, what="the model")
             self._check_external(committer, live, layout)
             capture = self._detector.capture(live)
-            metrics = PublishMetrics(detect_seconds=time.perf_counter() - started)
-            return self._enqueue(committer, capture, facts, metrics)
+            return self._keeper.run(lambda: self._hand_over(committer, capture, facts, started))
 
     def flush(self) -> None:
         """Waits until every publish is committed or has failed.
@@ -261,7 +263,8 @@ class Publisher:
             if self._closed:
                 return
             self._closed = True
-            self._worker.shutdown(wait=True)
+            self._keeper.stop()
+            self._worker.stop()
             if self._last is not None:
                 self._last.result()
 
@@ -278,17 +281,19 @@ class Publisher:
 
     # --------------------------------------------------------------------------------------------
 
-    def _enqueue(
-        self, committer: Committer, capture: Capture, facts: Mapping[str, Any],
-        metrics: PublishMetrics,
-    ) -> PublishFuture:  # fmt: skip
+    def _hand_over(
+        self, committer: Committer, capture: Capture, facts: Mapping[str, Any], started: float
+    ) -> PublishFuture:
+        """The detector moves on, and what it found is in the queue: both or neither."""
+        self._detector.keep(capture)
+        metrics = PublishMetrics(detect_seconds=time.perf_counter() - started)
         future = PublishFuture(metrics)
         publish = Publish(
             capture.deltas, capture.fingerprint, capture.proof, facts, metrics, [future]
         )
         self._last = future
         if self._outbox.put(publish):
-            self._worker.submit(self._run_next, committer)
+            self._worker.start(lambda: self._run_next(committer))
         return future
 
     def _run_next(self, committer: Committer) -> None:
@@ -308,12 +313,13 @@ class Publisher:
             future.set_result(version)
 
     def _standing_committer(self) -> Committer:
+        """Once no interrupted call is still at work."""
         if self._closed:
             raise PublisherClosed("the publisher is closed")
         if self._committer is None:
             raise PublishError("the publisher isn't attached", remedy="call attach() first")
-        if self._committer.fence is not None:
-            raise self._committer.fence
+        self._keeper.await_idle()
+        self._committer.refuse_if_fenced()
         return self._committer
 
     def _await_anchor(self, committer: Committer) -> None:
@@ -331,14 +337,6 @@ class Publisher:
                 "changed since the publisher attached",
                 remedy="publish once before the first step, or without external",
             )
-
-    def _checked(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The metadata, once it is known to fit a version record."""
-        record = VersionRecord(
-            self._policy, layout="", parent=None, fingerprint=ZERO, proof="full", nonce="",
-            metadata=dict(metadata),
-        )  # fmt: skip
-        return record.metadata
 
     def _live(self) -> tuple[LiveTensors, Layout]:
         tensors = list(self._source.tensors())
@@ -375,8 +373,8 @@ class Publisher:
     def _drain(self) -> None:
         """Returns once the worker has nothing to do."""
         if not self._closed:
-            idle: Future[None] = self._worker.submit(lambda: None)
-            idle.result()
+            self._keeper.await_idle()
+            self._worker.await_idle()
 
 
 def _fingerprint_of(live: LiveTensors, layout: Layout, base: Weights | None) -> Fingerprint:

@@ -102,11 +102,13 @@ class SnapshotDetector:
                 expected=str(now),
                 found=str(reached),
             )
-        # Nothing was written so far; from here on nothing can fail.
-        for number, delta in deltas.items():
-            apply(cut.frames[number], snapshot, delta)
-        self._fingerprint = now
         return Capture(deltas, now, "full")
+
+    def keep(self, capture: Capture) -> None:
+        snapshot, cut = self._held()
+        for number, delta in capture.deltas.items():
+            apply(cut.frames[number], snapshot, delta)
+        self._fingerprint = capture.fingerprint
 
     def _held(self) -> tuple[ArrayWeights, Cut]:
         if self._snapshot is None or self._cut is None:

@@ -62,7 +62,7 @@ def find_standing(
     """Where weights of this layout and fingerprint stand.
 
     Raises:
-        HeadMoved: they are a version, but not the channel's head.
+        HeadMoved: they are a version, but not the channel's head; `new_anchor` or not.
         UnknownBase: the policy has versions, and these weights are none of them.
         LayoutChanged: nor can they be: they have another layout.
     """
@@ -72,7 +72,7 @@ def find_standing(
         for version in held:
             if version.version_digest == head.version_digest:
                 return Standing.beside(version, head)
-        if held and not new_anchor:
+        if held:
             raise _moved_on(held[0], head)
     elif held:
         return Standing.beside(held[0], None)
