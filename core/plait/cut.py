@@ -51,6 +51,11 @@ class Segment:
     def items(self) -> int:
         return self.run * self.repeats
 
+    def words(self, item_words: int) -> "Words":
+        """First words of its items, in order: int64 [items], each item being `item_words` long."""
+        starts = self.first_word + np.arange(self.repeats, dtype=np.int64) * self.stride
+        return (starts[:, None] + np.arange(self.run, dtype=np.int64) * item_words).reshape(-1)
+
 
 @dataclass(frozen=True)
 class FrameSpec:
@@ -96,6 +101,13 @@ class FrameSpec:
         """Number of each segment's first item, and the frame's items last."""
         return tuple(itertools.accumulate((s.items for s in self.segments), initial=0))
 
+    @cached_property
+    def _columns(self) -> tuple[Words, Words, Words, Words]:
+        """First word, run, stride and offset of every segment."""
+        rows = [(s.first_word, s.run, s.stride) for s in self.segments]
+        first, run, stride = np.array(rows, np.int64).T
+        return first, run, stride, np.array(self.offsets[:-1], np.int64)
+
     def words_of(self, positions: NDArray[np.uint32]) -> Words:
         """First words of the items at these frame-local positions.
 
@@ -104,9 +116,7 @@ class FrameSpec:
         Returns:
             int64 of the same length.
         """
-        rows = [(s.first_word, s.run, s.stride) for s in self.segments]
-        first, run, stride = np.array(rows, np.int64).T
-        offsets = np.array(self.offsets, np.int64)
+        first, run, stride, offsets = self._columns
         index = np.searchsorted(offsets, positions, side="right") - 1
         number, item = np.divmod(positions - offsets[index], run[index])
         words = first[index] + number * stride[index] + item * words_per_item(self.item_bytes)

@@ -102,11 +102,12 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a manifest costs and changes.
+    """What a manifest changes and costs. Packed bytes of a sub-byte type count as elements.
 
     Attributes:
-        changed_elements: items whose bits differ (all of them in an anchor).
-        changed_bytes: their bytes.
+        changed_elements: elements whose bits differ between base and target; all of the layout's
+            in an anchor.
+        changed_bytes: their bytes, uncompressed.
         total_elements, dense_bytes: of the layout.
         chunk_bytes: sum of the chunks' sizes.
     """
@@ -181,6 +182,11 @@ class Manifest:
         folders = {name[:end] for name in names for end in range(len(name)) if name[end] == "/"}
         if len(set(names)) != len(names) or not folders.isdisjoint(names):
             raise DocumentInvalid("two side files have one name, or one lies in the other")
+        if self.statistics.chunk_bytes != self.chunk_bytes:
+            raise DocumentInvalid(
+                f"statistics say {self.statistics.chunk_bytes} bytes of chunks, "
+                f"these have {self.chunk_bytes}"
+            )
 
     def _check_sum(self) -> None:
         reached = sum((chunk.increment for chunk in self.chunks), self.base or ZERO)

@@ -211,13 +211,13 @@ def scatter(frame: FrameSpec, weights: Weights, items: NDArray[Any]) -> None:
 def fingerprint_items(frame: FrameSpec, items: NDArray[Any]) -> Fingerprint:
     """Fingerprint of a frame's gathered items [frame.items] at the words where they belong."""
     total = ZERO
+    width = words_per_item(frame.item_bytes)
     for segment, offset in zip(frame.segments, frame.offsets, strict=False):
         part = items[offset : offset + segment.items]
         if segment.repeats == 1:
             total += fingerprint_run(part, segment.first_word)
         else:
-            positions = np.arange(offset, offset + segment.items, dtype=np.uint32)
-            total += fingerprint_at(frame.words_of(positions), part)
+            total += fingerprint_at(segment.words(width), part)
     return total
 
 

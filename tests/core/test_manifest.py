@@ -29,6 +29,7 @@ from plait.manifest import (
 
 DIGEST = "sha256:" + "a" * 64
 STATISTICS = Statistics(3, 6, 100, 200, 50)
+NO_CHUNKS = Statistics(0, 0, 100, 200, 0)
 lanes = st.integers(0, (1 << 64) - 1)
 fingerprints = st.builds(Fingerprint, lanes, lanes)
 
@@ -40,7 +41,8 @@ def chunk(*frames: int, increment: Fingerprint = ZERO) -> ChunkEntry:
 def delta(base: Fingerprint, *chunks: ChunkEntry, target: Fingerprint | None = None) -> Manifest:
     reached = sum((c.increment for c in chunks), base)
     cut = DIGEST if chunks else None
-    return Manifest("delta", DIGEST, cut, base, target or reached, chunks, STATISTICS)
+    statistics = Statistics(3, 6, 100, 200, 50 * len(chunks))
+    return Manifest("delta", DIGEST, cut, base, target or reached, chunks, statistics)
 
 
 @given(fingerprints, st.lists(fingerprints, max_size=4))
@@ -65,7 +67,7 @@ def test_an_anchor_carries_side_files() -> None:
 
 def test_an_external_anchor_has_a_target_and_no_chunks() -> None:
     manifest = Manifest(
-        "anchor", DIGEST, None, None, Fingerprint(1, 2), (), STATISTICS, external=True
+        "anchor", DIGEST, None, None, Fingerprint(1, 2), (), NO_CHUNKS, external=True
     )
     assert Manifest.parse(manifest.data) == manifest
 
@@ -119,6 +121,7 @@ TWO_FRAMES = chunk(0, increment=ZERO).to_document()
         (anchor_fields(side_files=[CONFIG, CONFIG]), DocumentInvalid),
         (anchor_fields(side_files=[CONFIG, BELOW]), DocumentInvalid),
         (anchor_fields(statistics={}), DocumentInvalid),
+        (anchor_fields(statistics=NO_CHUNKS.to_document()), DocumentInvalid),
         (anchor_fields(statistics=STATISTICS.to_document() | {"more": 1}), DocumentInvalid),
         (anchor_fields(more=1), DocumentInvalid),
         (anchor_fields(format="plait-manifest/9"), UnsupportedFormat),
