@@ -159,13 +159,19 @@ class Lineage:
         return None
 
     def cheapest(
-        self, base: State | None, target: State, *, allow_external: bool
+        self,
+        base: State | None,
+        target: State,
+        *,
+        allow_external: bool,
+        allow_anchor: bool = True,
     ) -> list[Step] | None:
         """The chain of steps that costs the fewest bytes, then the fewest steps.
 
         Args:
             base: what the caller holds; None for nothing. External anchors are followed from
                 nothing only: whoever holds a state isn't known to hold the base model as well.
+            allow_anchor: False asks for a chain of deltas alone.
         Returns:
             The steps, none if the caller is there already; None if no chain leads there.
         """
@@ -182,8 +188,9 @@ class Lineage:
         if base is not None:
             best[base] = (0, 0)
             heapq.heappush(queue, (0, 0, base))
-        for step in self._beginnings(external=base is None and allow_external):
-            reach(step, step.edge.cost, 1)
+        if allow_anchor:
+            for step in self._beginnings(external=base is None and allow_external):
+                reach(step, step.edge.cost, 1)
         while queue:
             cost, length, state = heapq.heappop(queue)
             if state == target:

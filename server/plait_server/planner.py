@@ -39,7 +39,12 @@ class Planner:
             _check_seq(request.held, base, lineage)
         steps = None
         if base is None or base in lineage.versions:
-            steps = lineage.cheapest(base, target, allow_external=request.allow_external)
+            steps = lineage.cheapest(
+                base,
+                target,
+                allow_external=request.allow_external,
+                allow_anchor=request.allow_anchor,
+            )
         if steps is None:
             raise self._refusal(policy, base, target, lineage)
         if len(steps) > PLAN_STEPS_MAX:

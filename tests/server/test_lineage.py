@@ -104,6 +104,20 @@ def test_a_plan_is_the_cheapest_chain_and_hangs_together(
     assert here == target
 
 
+def test_without_anchors_a_dearer_chain_of_deltas_is_the_plan_or_there_is_none() -> None:
+    lineage = Lineage()
+    lineage.add_edge(Edge("anchor", None, state(2), 5))
+    lineage.add_edge(Edge("other", None, state(3), 5))
+    lineage.add_edge(Edge("delta", state(1), state(2), 50))
+    ways = [
+        lineage.cheapest(state(1), state(2), allow_external=True, allow_anchor=allowed)
+        for allowed in (True, False)
+    ]
+    assert [[step.edge.manifest for step in way or []] for way in ways] == [["anchor"], ["delta"]]
+    assert lineage.cheapest(state(1), state(3), allow_external=True, allow_anchor=False) is None
+    assert lineage.cheapest(None, state(2), allow_external=True, allow_anchor=False) is None
+
+
 def test_without_external_anchors_there_may_be_no_plan() -> None:
     lineage = Lineage()
     lineage.add_edge(Edge("m", None, state(1), 5, external=True))

@@ -88,6 +88,16 @@ def test_an_external_line_starts_at_weights_that_the_caller_has(http: TestClient
     assert kinds(back) == ["reverse>2", "reverse>1"]
 
 
+def test_a_caller_that_can_not_take_an_anchor_gets_deltas_or_a_refusal(http: TestClient) -> None:
+    line = grown_line(http, 2)
+    first, second = line.seen[0], line.seen[1]
+    back = plan(line, 1, held(second), allow_anchor=False)
+    assert kinds(back.json()) == ["reverse>1"]
+    refused = plan(line, "main", allow_anchor=False)
+    assert (refused.status_code, code_of(refused)) == (409, "no_plan")
+    assert kinds(plan(line, 2, held(first), allow_anchor=False).json()) == ["forward>2"]
+
+
 def test_weights_of_no_version_are_not_patched(http: TestClient) -> None:
     line = grown_line(http, 2)
     stranger = held(line.seen[1]) | {"fingerprint": str(some_fingerprint())}

@@ -23,6 +23,8 @@ class PlanRequest(WireRequest):
         to: any REF of the policy.
         allow_external: a plan from nothing may begin at an external anchor, whose weights the
             caller must already have on its disk.
+        allow_anchor: a plan may begin at an anchor, which replaces all weights; without it a plan
+            is made of deltas alone.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
@@ -30,6 +32,7 @@ class PlanRequest(WireRequest):
     held: HeldState | None = Field(default=None, alias="from")
     to: Annotated[str, Field(min_length=1, max_length=256)]
     allow_external: bool = True
+    allow_anchor: bool = True
 
 
 class PlanChunk(WireDocument):
