@@ -12,33 +12,33 @@
     │   ├── DigestMismatch
     │   ├── SizeMismatch
     │   └── FingerprintMismatch
-    ├── LineageError             a move that the lineage doesn't allow
+    ├── LineageError             a step that the lineage doesn't allow
     │   ├── BaseMismatch         a delta was about to meet another base
     │   ├── UnknownBase          weights that no version of the policy has
     │   ├── LayoutChanged        other names, dtypes or shapes: needs a new anchor
     │   └── NoPlan               no chain of stored manifests leads there
     ├── NotFound                 no such policy, version, channel, document or chunk
-    ├── AlreadyExists
+    ├── AlreadyExists            a policy or channel of that name
     ├── ConflictError            somebody else was first
     │   ├── HeadMoved            carries the head and why it moved
     │   ├── GenerationMoved      only the counter moved
     │   └── CommitUnknown        the answer was lost: ask by version digest
-    ├── StoreError
-    │   ├── ObjectMissing
+    ├── StoreError               the store can't do what was asked
+    │   ├── ObjectMissing        no object under that key
     │   ├── ChunkMissing         a commit names chunks that were never uploaded
-    │   ├── StoreUnavailable
-    │   └── NoSpace
-    ├── ServiceError
-    │   ├── RegistryUnavailable
+    │   ├── StoreUnavailable     throttled, cut off or away: may pass
+    │   └── NoSpace              disk, quota or file size limit
+    ├── ServiceError             the registry failed
+    │   ├── RegistryUnavailable  no answer, or not now: may pass
     │   ├── Unauthenticated      no token, or not the registry's
-    │   └── RequestRejected
-    ├── EngineError
-    │   ├── EngineUnavailable
+    │   └── RequestRejected      a request that it can't take
+    ├── EngineError              the engine, or the map into it, failed
+    │   ├── EngineUnavailable    no answer, or not now: may pass
     │   ├── EngineRefused        the engine's side said no and wrote nothing
     │   ├── MapUnproven          canonical words can't be mapped to its parameters
     │   └── ReplicaUnproven      the replica's weights are not proven: not to be served
-    ├── PublishError
-    │   └── PublisherClosed
+    ├── PublishError             the trainer's weights can't be published as they stand
+    │   └── PublisherClosed      after `close`
     ├── UsageError               the caller's words are off
     └── NotInstalledError        names the extra to install
 
