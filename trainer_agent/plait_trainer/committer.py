@@ -103,11 +103,11 @@ class Committer:
     _sent: _Sent | None = None
     _known: set[str] = field(default_factory=set)
 
-    def commit(self, publish: Publish, captured: Weights) -> VersionDocument:
+    def commit(self, publish: Publish, captured: Callable[[], Weights]) -> VersionDocument:
         """The version that a publish has become.
 
         Args:
-            captured: the weights of this publish, if it turns out to be an anchor.
+            captured: gives the weights of this publish, if it turns out to be an anchor.
         Raises:
             PlaitError: it isn't committed; its changes stay and are part of the next one.
             CommitUnknown: it may be; the next call finds out first.
@@ -179,12 +179,12 @@ class Committer:
             actor=self.line.actor,
         )
 
-    def _upload(self, publish: Publish, captured: Weights) -> _Sent:
+    def _upload(self, publish: Publish, captured: Callable[[], Weights]) -> _Sent:
         parent = self.standing.parent
         self._make_known()
         if parent is None:
             deltas: Deltas = {}
-            manifest = self._anchor(publish, captured)
+            manifest = self._anchor(publish, captured())
         else:
             deltas = self._pending
             manifest = self._delta(publish, deltas, Fingerprint.parse(parent.fingerprint))

@@ -300,7 +300,7 @@ class Publisher:
         """On the worker: commits the oldest publish, and settles its futures either way."""
         publish = self._outbox.take()
         try:
-            version = committer.commit(publish, self._detector.captured)
+            version = committer.commit(publish, lambda: self._detector.captured)
         except BaseException as error:
             logger.error("a publish of %s failed and stays pending: %s", self._policy, error)
             for future in publish.futures:
