@@ -105,6 +105,16 @@ def check_header(document: object, *, expected_format: str) -> None:
         )
 
 
+def check_length(rows: list[Any], most: int, noun: str) -> None:
+    """Refuses a list of a document before anything is built of its rows.
+
+    Raises:
+        LimitExceeded: it is longer than `most`.
+    """
+    if len(rows) > most:
+        raise LimitExceeded(f"{len(rows)} {noun}; at most {most}")
+
+
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):

@@ -174,6 +174,7 @@ class Cut:
             raise DocumentInvalid(f"a cut's layout is a digest, got {document['layout']!r:.80}")
         if not isinstance(document["frames"], list):
             raise DocumentInvalid("a cut's frames are a list")
+        canonical.check_length(document["frames"], FRAMES_MAX, "frames")
         return cls(document["layout"], tuple(map(_parse_frame, document["frames"])))
 
     def check_against(self, layout: Layout) -> None:
@@ -262,6 +263,7 @@ def _plain_frames(
 def _parse_frame(row: object) -> FrameSpec:
     match row:
         case [int(item_bytes), list(segments)] if type(item_bytes) is int:
+            canonical.check_length(segments, SEGMENTS_PER_FRAME_MAX, "segments of a frame")
             return FrameSpec(item_bytes, tuple(map(_parse_segment, segments)))
     raise DocumentInvalid(f"a cut's frame must be [item bytes, segments], got {str(row)[:120]}")
 

@@ -174,6 +174,7 @@ class Layout:
         rows = document.get("tensors")
         if set(document) - {"format", "tensors"} or not isinstance(rows, list):
             raise LayoutInvalid("a layout has the fields 'format' and 'tensors' only")
+        canonical.check_length(rows, TENSORS_MAX, "tensors")
         layout = cls.of(_parse_row(row) for row in rows)
         if [t.name for t in layout.tensors] != [row[0] for row in rows]:
             raise LayoutInvalid("a layout's tensors must be sorted by the bytes of their names")

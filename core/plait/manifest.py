@@ -67,6 +67,7 @@ class ChunkEntry:
         frames = fields_["frames"]
         if not isinstance(frames, list) or not frames:
             raise DocumentInvalid("a chunk's 'frames' must be a non-empty list")
+        canonical.check_length(frames, FRAMES_MAX, "frames of a chunk")
         numbers = tuple(_integer(number, "frame number", FRAMES_MAX - 1) for number in frames)
         if any(a >= b for a, b in itertools.pairwise(numbers)):
             raise DocumentInvalid(f"a chunk's frame numbers must increase: {numbers[:16]}")
@@ -248,6 +249,8 @@ class Manifest:
             raise DocumentInvalid(f"unknown kind of manifest: {row['kind']!r}")
         if not isinstance(row["chunks"], list) or not isinstance(row["side_files"], list):
             raise DocumentInvalid("'chunks' and 'side_files' must be lists")
+        canonical.check_length(row["chunks"], CHUNKS_PER_MANIFEST_MAX, "chunks")
+        canonical.check_length(row["side_files"], SIDE_FILES_MAX, "side files")
         return cls(
             kind=row["kind"],
             layout=_digest(row["layout"], "layout digest"),

@@ -11,7 +11,7 @@ from plait import canonical
 from plait.cut import Cut, FrameSpec, Segment, items_max, plain_cut
 from plait.errors import DocumentInvalid, FormatError, LimitExceeded, UnsupportedFormat
 from plait.layout import Layout, TensorSpec
-from plait.limits import FRAME_ELEMENTS_MAX
+from plait.limits import FRAME_ELEMENTS_MAX, FRAMES_MAX, SEGMENTS_PER_FRAME_MAX
 from plait.weights import pieces
 from tests.core import reference
 from tests.core.strategies import covering_cuts, layouts
@@ -182,6 +182,13 @@ def test_a_document_beyond_the_format_is_refused(frames: Any, error: type[Format
     document = plain_cut(LAYOUT, for_anchor=False).to_document() | {"frames": frames}
     with pytest.raises(error):
         Cut.parse(canonical.serialize(document))
+
+
+def test_long_lists_are_refused_before_their_rows_are_read() -> None:
+    document = plain_cut(LAYOUT, for_anchor=False).to_document()
+    for frames in ([0] * (FRAMES_MAX + 1), [[2, [0] * (SEGMENTS_PER_FRAME_MAX + 1)]]):
+        with pytest.raises(LimitExceeded, match="at most"):
+            Cut.parse(canonical.serialize(document | {"frames": frames}))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from plait import canonical
 from plait.errors import FormatError, LayoutChanged, LayoutInvalid, LimitExceeded
 from plait.layout import DTYPE_BITS, Layout, TensorSpec, words_per_item
+from plait.limits import TENSORS_MAX
 from tests.core.strategies import layouts
 
 
@@ -130,6 +131,11 @@ def document(tensors: object, **fields: object) -> bytes:
 def test_a_document_that_isn_t_a_layout_is_refused(data: bytes) -> None:
     with pytest.raises(FormatError):
         Layout.parse(data)
+
+
+def test_a_long_table_is_refused_before_its_rows_are_read() -> None:
+    with pytest.raises(LimitExceeded, match="tensors; at most"):
+        Layout.parse(document([0] * (TENSORS_MAX + 1)))
 
 
 def test_differences_are_named() -> None:

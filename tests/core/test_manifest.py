@@ -15,7 +15,13 @@ from plait.errors import (
     UnsupportedFormat,
 )
 from plait.fingerprint import ZERO, Fingerprint
-from plait.limits import CHUNK_BYTES_MAX, METADATA_BYTES_MAX
+from plait.limits import (
+    CHUNK_BYTES_MAX,
+    CHUNKS_PER_MANIFEST_MAX,
+    FRAMES_MAX,
+    METADATA_BYTES_MAX,
+    SIDE_FILES_MAX,
+)
 from plait.manifest import (
     ChunkEntry,
     Manifest,
@@ -95,6 +101,16 @@ def chunk_fields(**fields: Any) -> dict[str, Any]:
 
 def side_fields(**fields: Any) -> dict[str, Any]:
     return anchor_fields(side_files=[SideFile("config.json", DIGEST, 7).to_document() | fields])
+
+
+def test_long_lists_are_refused_before_their_rows_are_read() -> None:
+    for document in (
+        anchor_fields(chunks=[0] * (CHUNKS_PER_MANIFEST_MAX + 1)),
+        anchor_fields(side_files=[0] * (SIDE_FILES_MAX + 1)),
+        anchor_fields(chunks=[TWO_FRAMES | {"frames": [""] * (FRAMES_MAX + 1)}]),
+    ):
+        with pytest.raises(LimitExceeded, match="at most"):
+            Manifest.from_document(document)
 
 
 CONFIG = SideFile("config.json", DIGEST, 7).to_document()
