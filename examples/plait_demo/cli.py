@@ -4,17 +4,21 @@ import os
 import signal
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from plait.errors import NotInstalledError
 from plait_client.output import JsonOption, Output
 
+_FILE_WIDTH = 160
 _MODEL = typer.Option(envvar="MODEL", help="A small real model, or a random one in seconds.")
 _NO_ENGINE = typer.Option("--no-engine", envvar="NO_ENGINE", help="Torch modules, not SGLang.")
 _CACHE = typer.Option(help="Keeps the converted model between runs.")
 _FOLDER = typer.Option(help="For this run's database, objects and logs.")
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Model(StrEnum):
@@ -42,8 +46,6 @@ def demo_command(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Typer's help must not wait for torch, nor be lost where it isn't installed.
     try:
-        from rich.console import Console
-
         from plait_demo.quiet import quiet_libraries
         from plait_demo.run import run_demo
     except ModuleNotFoundError as error:
@@ -58,8 +60,16 @@ def demo_command(
         sglang=not no_engine,
         cache=cache,
         folder=folder,
-        console=Console(stderr=json, soft_wrap=True),
+        console=_console(stderr=json),
     )
     Output(as_json=json).document(summary)
     if not summary["passed"]:
         raise typer.Exit(1)
+
+
+def _console(*, stderr: bool) -> "Console":
+    """As wide as it needs to be where nobody's terminal is the limit."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=_FILE_WIDTH)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,7 @@ def _set_up(settings: Settings, show: Show, proofs: Proofs, keep: Callable[[Any]
     url = keep(_registry(settings.home))
     show.step(f"registry: `plait serve` at {url}")
     client = keep(RegistryClient(url))
-    hosts = [keep(_host(name, settings, base, url)) for name in _ENGINES]
-    fleet = Fleet(hosts, client)
+    fleet = Fleet(keep(_hosts(settings, base, url)), client)
     kind = "SGLang" if settings.sglang else "torch-module"
     show.step(f"two {kind} engines start from the base model (TP={settings.tp})")
     fleet.start_engines()
@@ -92,19 +92,23 @@ def _registry(home: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _host(name: str, settings: Settings, base: Path, url: str) -> Iterator[Host]:
+def _hosts(settings: Settings, base: Path, url: str) -> Iterator[list[Host]]:
+    hosts = [_host(name, settings, base, url) for name in _ENGINES]
+    try:
+        yield hosts
+    finally:
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            for stopped in [pool.submit(host.stop) for host in hosts]:
+                stopped.result()
+
+
+def _host(name: str, settings: Settings, base: Path, url: str) -> Host:
     home, environment = settings.home / name, {"PLAIT_URL": url}
-    host: Host
     if settings.sglang:
-        host = SglangHost(
+        return SglangHost(
             name, model=base, policy=POLICY, home=home, environment=environment, tp=settings.tp
         )
-    else:
-        host = ModuleHost(name, model=base, policy=POLICY, home=home, environment=environment)
-    try:
-        yield host
-    finally:
-        host.stop()
+    return ModuleHost(name, model=base, policy=POLICY, home=home, environment=environment)
 
 
 def _summary(settings: Settings, show: Show, proofs: Proofs) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class Show:
         self._console = console
         self._started = time.monotonic()
         self._live: Live | None = None
+        self._first = 0  # row of the table under way
         self.rows: list[VersionRow] = []
 
     @property
@@ -81,19 +82,19 @@ class Show:
     @contextmanager
     def table(self) -> Iterator[None]:
         """Versions added inside belong to one table."""
-        before = len(self.rows)
+        self._first = len(self.rows)
         if not self._console.is_terminal:
             self._console.print("         " + "".join(f"{name:>15}" for name in _COLUMNS))
             yield
             return
-        with Live(self._table(before), console=self._console, auto_refresh=False) as self._live:
+        with Live(self._table(), console=self._console, auto_refresh=False) as self._live:
             yield
         self._live = None
 
     def add(self, row: VersionRow) -> None:
         self.rows.append(row)
         if self._live is not None:
-            self._live.update(self._table(0), refresh=True)
+            self._live.update(self._table(), refresh=True)
         else:
             cells = "".join(f"{cell:>15}" for cell in row.cells)
             self._console.print("         " + cells, highlight=False)
@@ -109,10 +110,10 @@ class Show:
         word = "[green]all proofs hold[/green]" if passed else "[red]a proof failed[/red]"
         self.step(f"{word}")
 
-    def _table(self, first: int) -> Table:
+    def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in _COLUMNS:
             table.add_column(name, justify="right", no_wrap=True)
-        for row in self.rows[first:]:
+        for row in self.rows[self._first :]:
             table.add_row(*row.cells)
         return table

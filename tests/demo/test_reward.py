@@ -31,7 +31,7 @@ def test_letters_earn_their_share_and_an_empty_answer_nothing() -> None:
     assert LETTERS.reward(problem, "", True) == 0.0
 
 
-def test_a_round_has_the_same_problems_each_time_it_is_asked_for() -> None:
+def test_a_seed_gives_the_same_problems_each_time() -> None:
     assert ARITHMETIC.problems(3, 20) == ARITHMETIC.problems(3, 20)
     assert ARITHMETIC.problems(3, 20) != ARITHMETIC.problems(4, 20)
 

@@ -1,0 +1,57 @@
+"""Runs every benchmark, prints the tables and keeps them: `python -m benchmarks`."""
+
+import datetime
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from benchmarks.codec import codec_sections
+from benchmarks.module_engine import module_section
+from benchmarks.registry import registry_section
+from benchmarks.report import Section
+
+_RESULTS: Final = Path(__file__).parent / "results"
+_PARTS: Final[dict[str, Callable[[], list[Section]]]] = {
+    "codec": codec_sections,
+    "registry": lambda: [registry_section()],
+    "module": lambda: [module_section()],
+}
+
+
+def main() -> None:
+    """Arguments name the parts to run (codec, registry, module); all of them without."""
+    wanted = sys.argv[1:] or list(_PARTS)
+    if unknown := set(wanted) - _PARTS.keys():
+        sys.exit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(_PARTS)}")
+    load_before = os.getloadavg()[0]
+    texts = [section.to_markdown() for part in wanted for section in _PARTS[part]()]
+    page = "\n".join([_heading(load_before), *texts])
+    print(page)
+    if len(wanted) == len(_PARTS):
+        _RESULTS.mkdir(exist_ok=True)
+        file = _RESULTS / f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.md"
+        file.write_text(page)
+
+
+def _heading(load_before: float) -> str:
+    return (
+        f"# Benchmarks of {datetime.datetime.now(datetime.UTC):%Y-%m-%d}\n\n"
+        f"{_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, torch "
+        f"{torch.__version__}. Load average of the machine at the start {load_before:.1f}, at the "
+        f"end {os.getloadavg()[0]:.1f} (the benchmarks' own included; an idle machine starts "
+        "below 0.5).\n"
+    )
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((x.split(": ", 1)[1] for x in lines if x.startswith("model name")), "processor")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Weights that change as a policy's do: FP32 masters, structured gradients, AdamW, BF16 rounding.
+
+Gradients are low-rank with persistent directions and row and column scales; the embedding gets
+them in the rows of a Zipf draw only. The learning rate is tuned until a step has the wanted
+density.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from plait.layout import Layout, TensorSpec
+from plait.weights import ArrayWeights
+
+_HIDDEN: Final = 1024
+_KEY_VALUE: Final = 256
+_INTERMEDIATE: Final = 2816
+_VOCABULARY: Final = 8192
+_LAYERS: Final = 2
+_BURN_IN: Final = 12
+_NOISE_RANK: Final = 32
+_PERSISTENT_RANK: Final = 6
+_TUNING_STEPS: Final = 4
+
+State = dict[str, Tensor]
+
+
+def shapes() -> dict[str, tuple[int, int]]:
+    """About 30 million elements: 60 MB of BF16, more than any cache holds."""
+    found = {"embed": (_VOCABULARY, _HIDDEN)}
+    for layer in range(_LAYERS):
+        found |= {
+            f"{layer}.q": (_HIDDEN, _HIDDEN),
+            f"{layer}.k": (_KEY_VALUE, _HIDDEN),
+            f"{layer}.v": (_KEY_VALUE, _HIDDEN),
+            f"{layer}.o": (_HIDDEN, _HIDDEN),
+            f"{layer}.gate": (_INTERMEDIATE, _HIDDEN),
+            f"{layer}.up": (_INTERMEDIATE, _HIDDEN),
+            f"{layer}.down": (_HIDDEN, _INTERMEDIATE),
+        }
+    return found
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step, as bits.
+
+    Attributes:
+        old, new: BF16 weights before and after.
+        density: changed elements over all.
+        byte_density: changed bytes over all: what a byte-wise differ would see.
+    """
+
+    old: ArrayWeights
+    new: ArrayWeights
+    learning_rate: float
+    density: float
+    byte_density: float
+
+
+class Workload:
+    """A model in training. Seeded: each run of the benchmarks sees the same weights."""
+
+    def __init__(self) -> None:
+        self._random = torch.Generator().manual_seed(1)
+        self._parameters = {name: self._initial(*shape) for name, shape in shapes().items()}
+        self._directions = {
+            name: (
+                self._normal(rows, 1).mul(0.7).exp(),
+                self._normal(1, columns).mul(0.5).exp(),
+                self._normal(rows, _PERSISTENT_RANK),
+                self._normal(_PERSISTENT_RANK, columns),
+            )
+            for name, (rows, columns) in shapes().items()
+        }
+        draw = 1 / torch.arange(1, _VOCABULARY + 1).pow(1.05)
+        self._row_odds = draw / draw.sum()
+        self.layout = Layout.of(TensorSpec(n, "BF16", shape) for n, shape in shapes().items())
+
+    def steps(self, densities: tuple[float, ...]) -> Iterator[Step]:
+        """A step at each density, all from the same moment of training."""
+        optimizer = self._optimizer(1e-6)
+        for _ in range(_BURN_IN):
+            self._step(optimizer)
+        start = {name: p.detach().clone() for name, p in self._parameters.items()}
+        moments = optimizer.state_dict()["state"]
+        learning_rate, reached = 1e-6, 0.0
+        for wanted in densities:
+            for attempt in range(_TUNING_STEPS):
+                if attempt or reached:
+                    learning_rate *= wanted / reached
+                step = self._measured(start, moments, learning_rate)
+                reached = step.density
+                if abs(reached / wanted - 1) < 0.05:
+                    break
+            yield step
+
+    def _measured(self, start: State, moments: dict[int, State], learning_rate: float) -> Step:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(start[name])
+        optimizer = self._optimizer(learning_rate)
+        groups = optimizer.state_dict()["param_groups"]
+        copied = {
+            number: {key: value.clone() for key, value in state.items()}
+            for number, state in moments.items()
+        }
+        optimizer.load_state_dict({"state": copied, "param_groups": groups})
+        self._step(optimizer)
+        old = self._snapshot()
+        self._step(optimizer)
+        new = self._snapshot()
+        differing = [(old[name] != new[name], old[name] ^ new[name]) for name in old]
+        elements = self.layout.total_elements
+        changed = sum(int(np.count_nonzero(mask)) for mask, _ in differing)
+        changed_bytes = sum(int(np.count_nonzero(x.view(np.uint8))) for _, x in differing)
+        return Step(
+            ArrayWeights(self.layout, old),
+            ArrayWeights(self.layout, new),
+            learning_rate,
+            changed / elements,
+            changed_bytes / (2 * elements),
+        )
+
+    def _optimizer(self, learning_rate: float) -> torch.optim.AdamW:
+        return torch.optim.AdamW(self._parameters.values(), lr=learning_rate, fused=True)
+
+    def _step(self, optimizer: torch.optim.AdamW) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._gradient(name, *parameter.shape)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def _gradient(self, name: str, rows: int, columns: int) -> Tensor:
+        row_scale, column_scale, left, right = self._directions[name]
+        noise = self._normal(rows, _NOISE_RANK), self._normal(_NOISE_RANK, columns)
+        gradient = torch.cat([noise[0], 0.9 * left], 1) @ torch.cat([noise[1], right], 0)
+        gradient *= 1e-6 * row_scale * column_scale
+        if name == "embed":
+            seen = torch.multinomial(self._row_odds, 4000, True, generator=self._random)
+            mask = torch.zeros(rows, 1)
+            mask[seen] = 1
+            gradient *= mask
+        return gradient
+
+    def _initial(self, rows: int, columns: int) -> torch.nn.Parameter:
+        scale = (
+            0.02 * self._normal(rows, 1).mul(0.25).exp() * self._normal(1, columns).mul(0.15).exp()
+        )
+        return torch.nn.Parameter(self._normal(rows, columns) * scale)
+
+    def _normal(self, rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=self._random)
+
+    def _snapshot(self) -> dict[str, NDArray[np.uint16]]:
+        return {
+            name: p.detach().bfloat16().view(torch.int16).numpy().view(np.uint16)
+            for name, p in self._parameters.items()
+        }
