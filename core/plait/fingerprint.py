@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from plait.errors import DocumentInvalid
+from plait.errors import DocumentInvalid, UsageError
 from plait.layout import words_per_item
 
 _MASK: Final = (1 << 64) - 1
@@ -83,7 +83,11 @@ def fingerprint_at(words: NDArray[np.int64], bits: NDArray[Any]) -> Fingerprint:
     Args:
         words: 1-d int64.
         bits: 1-d uint8, uint16, uint32 or uint64 of the same length.
+    Raises:
+        UsageError: they aren't equally long.
     """
+    if words.shape != bits.shape:
+        raise UsageError(f"{words.shape} words for {bits.shape} items; expected one for each")
     width = words_per_item(bits.itemsize)
     values = _as_words(np.ascontiguousarray(bits))
     return Fingerprint(*map(int, _sum_scattered(words, values, width)))

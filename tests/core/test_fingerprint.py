@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.errors import DocumentInvalid
+from plait.errors import DocumentInvalid, UsageError
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_at, fingerprint_run
 from plait.layout import words_per_item
 from tests.core import reference
@@ -42,6 +42,11 @@ def test_every_single_bit_and_every_place_counts() -> None:
     seen = {str(fingerprint_run(np.array([1 << bit], np.uint16), 0)) for bit in range(16)}
     seen |= {str(fingerprint_run(np.array([1], np.uint16), word)) for word in range(1, 1000)}
     assert len(seen) == 16 + 999
+
+
+def test_every_scattered_item_has_its_word() -> None:
+    with pytest.raises(UsageError, match="expected one for each"):
+        fingerprint_at(np.arange(3), np.zeros(2, np.uint32))
 
 
 def test_eight_bit_items_are_zero_extended_words() -> None:
