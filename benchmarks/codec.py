@@ -142,7 +142,7 @@ def _speeds(step: Step, found: Encoded) -> list[str]:
     deltas = decode(found)
     # There and back, so that each run starts from the same weights; half of it counts.
     back = [(number, negate(delta)) for number, delta in deltas]
-    applying = cpu_seconds(lambda: (_apply(found.cut, live, deltas), _apply(found.cut, live, back)))
+    applying = cpu_seconds(lambda: _apply(found.cut, live, [*deltas, *back]))
     decoding = cpu_seconds(lambda: decode(found)) + applying / 2
     proving = cpu_seconds(
         lambda: sum((increment_on(found.cut.frames[i], live, d) for i, d in deltas), ZERO)

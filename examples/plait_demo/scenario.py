@@ -45,20 +45,31 @@ class Scenario:
 
     def play(self) -> None:
         """All acts. Raises PlaitError where one can't go on."""
+        # Two functions, so that the first trainer is gone before the second one loads its weights.
+        checkpoint = self._first_trainer()
+        self._second_trainer(checkpoint)
+
+    def _first_trainer(self) -> Path:
+        """From the base model to the trainer's own checkpoint, which it returns."""
         self.show.step("the trainer attaches, and commits the base model as version 1")
-        trainer = Trainer(self.settings, self.client, self.base)
-        try:
+        with Trainer(self.settings, self.client, self.base) as trainer:
             self._publish(trainer, reward=None)
             self.fleet.start_followers()
             self._follow_base()
             self._train(trainer, self.settings.steps)
             self._roll_back_and_forward()
             self._lose_an_engine()
-            trainer = self._replace(trainer)
+            self.show.step("the trainer saves its own checkpoint and ends")
+            checkpoint = self.settings.home / "trainer.pt"
+            trainer.save(checkpoint)
+        return checkpoint
+
+    def _second_trainer(self, checkpoint: Path) -> None:
+        self.show.step("a new one starts from it")
+        with Trainer(self.settings, self.client, self.base, checkpoint) as trainer:
+            checkpoint.unlink()
             self._train(trainer, self.settings.steps_after, continued=True)
             self._check_out(trainer)
-        finally:
-            trainer.close()
 
     # Training -----------------------------------------------------------------------------------
 
@@ -73,13 +84,13 @@ class Scenario:
         self.show.step(f"the policy {words}; {steps} steps, each one published and followed")
         with self.show.table():
             for step in range(steps):
-                before = trainer.publisher.version
+                newest = max(self.recorded)
                 samples = self._sample()
                 trainer.learner.step(samples)
                 reward = sum(sample.reward for sample in samples) / len(samples)
                 version = self._publish(trainer, reward=reward)
                 if continued and step == 0:
-                    self._check_continued(before, version)
+                    self._check_continued(newest, version)
 
     def _sample(self) -> list[Sample]:
         settings = self.settings
@@ -153,23 +164,10 @@ class Scenario:
 
     # The trainer --------------------------------------------------------------------------------
 
-    def _replace(self, trainer: Trainer) -> Trainer:
-        self.show.step("the trainer saves its own checkpoint and ends; a new one starts from it")
-        checkpoint = self.settings.home / "trainer.pt"
-        trainer.save(checkpoint)
-        trainer.close()
-        del trainer
-        successor = Trainer(self.settings, self.client, self.base, checkpoint)
-        checkpoint.unlink()
-        return successor
-
-    def _check_continued(self, before: VersionDocument | None, version: VersionDocument) -> None:
-        assert before is not None  # it attached to a version
-        follows = (version.seq, version.parent_digest) == (before.seq + 1, before.version_digest)
-        small = version.kind == "delta"
-        self.proofs.check(
-            Claim.CONTINUED, follows and small, f"{version.kind} {version.seq} after {before.seq}"
-        )
+    def _check_continued(self, newest: int, version: VersionDocument) -> None:
+        found = (version.kind, version.parent, version.seq)
+        expected = ("delta", newest, newest + 1)
+        self.proofs.check(Claim.CONTINUED, found == expected, f"{found} instead of {expected}")
 
     def _check_out(self, trainer: Trainer) -> None:
         folder = self.settings.home / "checkout"

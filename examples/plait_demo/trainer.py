@@ -1,9 +1,12 @@
 """The demo's trainer: a learner, the publisher attached to it, and their checkpoint."""
 
+import contextlib
 from pathlib import Path
+from typing import Self
 
 import torch
 
+from plait.errors import PlaitError
 from plait_client.registry import RegistryClient
 from plait_demo.learner import Learner
 from plait_demo.settings import POLICY, Settings
@@ -45,5 +48,13 @@ class Trainer:
         }
         torch.save(state, checkpoint)
 
-    def close(self) -> None:
-        self.publisher.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is None:
+            self.publisher.close()
+            return
+        # What failed in the body is the news; a publish still under way isn't waited for.
+        with contextlib.suppress(PlaitError):
+            self.publisher.close(abandon=True)
