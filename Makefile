@@ -7,7 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 MODEL ?= smollm2
 
-.PHONY: help demo test test-fast lint bench serve environment engine model clean
+.PHONY: help demo test test-fast lint bench fuzz serve environment engine model clean
 
 help: ## Print this menu
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,10 @@ lint: environment ## ruff, mypy --strict and the import rules
 
 bench: environment ## One table of speeds and sizes, as ratios
 	$(BIN)/python -m benchmarks
+
+fuzz: environment ## Hostile input to every reader, steered by coverage (SECONDS=3600)
+	$(BIN)/pip install --quiet --constraint requirements/constraints.txt --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),3600)
 
 serve: environment ## A registry on port 8400, data in .plait-data
 	$(BIN)/plait serve

@@ -37,13 +37,19 @@ def add_fingerprints(first: str, second: str) -> str:
     return f"{lanes[0]:016x}{lanes[1]:016x}"
 
 
-def read_chunk(data: bytes) -> dict[int, dict[str, Any]]:
-    """Every frame's mode, count, increment and decoded planes."""
+def read_chunk_rows(data: bytes) -> list[dict[str, Any]]:
+    """The rows of a chunk's directory."""
     length = int.from_bytes(data[:8], "little")
     directory = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["plait"])
+    rows: list[dict[str, Any]] = directory["frames"]
+    return rows
+
+
+def read_chunk(data: bytes) -> dict[int, dict[str, Any]]:
+    """Every frame's mode, count, increment and decoded planes."""
     tensors = safetensors.numpy.load(data)
     frames = {}
-    for row in directory["frames"]:
+    for row in read_chunk_rows(data):
         planes = {}
         for name, raw_size, stored_size in row["planes"]:
             plane = tensors[f"{row['number']:07d}.{name}"].tobytes()

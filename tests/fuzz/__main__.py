@@ -1,0 +1,97 @@
+"""A long run of every fuzz target, steered by coverage: `make fuzz SECONDS=3600`.
+
+    python -m tests.fuzz --seconds 3600     all targets in turn, a process each
+    python -m tests.fuzz run TARGET …       one of them; libFuzzer's options follow
+    python -m tests.fuzz replay TARGET FILE  one finding, with its traceback
+
+The corpus grows in .cache/fuzz/TARGET, findings lie in .cache/fuzz/findings. The kernels are
+compiled with bounds checks, so that a write beyond an array is a finding rather than luck.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+_FOLDER: Final = Path(".cache/fuzz")
+_FINDINGS: Final = _FOLDER / "findings"
+# Compiled or compiling modules: numba can't read what atheris makes of their functions.
+_COMPILED: Final = ["kernels", "simd", "sparse", "lanes"]
+_NOT_INSTRUMENTED: Final = ["plait.fingerprint", *(f"plait.codec.{name}" for name in _COMPILED)]
+_MEMORY_MIB: Final = 1024
+_SECONDS_PER_INPUT: Final = 30
+_INPUT_BYTES: Final = 2048
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["run"]:
+        return _run(sys.argv[2], sys.argv[3:])
+    if sys.argv[1:2] == ["replay"]:
+        return _replay(sys.argv[2], Path(sys.argv[3]))
+    options = argparse.ArgumentParser(description="Fuzzes every target in turn.")
+    options.add_argument("--seconds", type=int, default=3600, help="for all targets together")
+    options.add_argument("targets", nargs="*", help="all of them by default")
+    arguments = options.parse_args()
+    return _run_all(arguments.targets, arguments.seconds)
+
+
+def _run_all(names: list[str], seconds: int) -> int:
+    from tests.fuzz.targets import TARGETS
+
+    names = names or list(TARGETS)
+    _FINDINGS.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for name in names:
+        corpus = _FOLDER / name
+        corpus.mkdir(exist_ok=True)
+        before = set(_FINDINGS.iterdir())
+        command = [
+            sys.executable, "-m", "tests.fuzz", "run", name, str(corpus),
+            f"-max_total_time={max(seconds // len(names), 1)}", f"-max_len={_INPUT_BYTES}",
+            f"-rss_limit_mb={_MEMORY_MIB}", f"-timeout={_SECONDS_PER_INPUT}",
+            f"-artifact_prefix={_FINDINGS}/{name}-", "-print_final_stats=1", "-verbosity=0",
+        ]  # fmt: skip
+        environment = os.environ | {
+            "NUMBA_BOUNDSCHECK": "1",
+            "NUMBA_CACHE_DIR": str((_FOLDER / "compiled").resolve()),
+        }
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        log = done.stdout + done.stderr
+        (_FOLDER / f"{name}.log").write_text(log)
+        executions = re.search(r"number_of_executed_units: (\d+)", log)
+        found = sorted(set(_FINDINGS.iterdir()) - before)
+        failed += bool(found) or done.returncode != 0
+        print(
+            f"{name:16} {int(executions[1]) if executions else 0:>10,} executions, "
+            f"{len(list(corpus.iterdir())):>5} inputs kept, {len(found)} findings"
+            + "".join(f"\n  {path}" for path in found)
+            + (f"\n  ended with {done.returncode}, see {_FOLDER / name}.log"
+               if done.returncode else ""),
+            flush=True,
+        )  # fmt: skip
+    return min(failed, 1)
+
+
+def _run(name: str, options: list[str]) -> int:
+    import atheris
+
+    with atheris.instrument_imports(["plait", "plait_client"], _NOT_INSTRUMENTED):
+        from tests.fuzz.targets import TARGETS
+    atheris.Setup([sys.argv[0], *options], TARGETS[name])
+    atheris.Fuzz()
+    return 0
+
+
+def _replay(name: str, path: Path) -> int:
+    from tests.fuzz.targets import TARGETS
+
+    TARGETS[name](path.read_bytes())
+    print(f"{path}: refused or read right")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
