@@ -1,18 +1,19 @@
 """Frames of a publish: found and encoded by a few threads, handed on in order, and counted."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from plait.codec.algebra import detect
 from plait.codec.frames import EncodedFrame, encode_delta, encode_dense
-from plait.cut import Cut, FrameSpec
+from plait.codec.sweep import detect_frames, rounds
+from plait.cut import Cut
 from plait.fingerprint import ZERO, Fingerprint
 from plait.weights import Weights
 from plait_client.progress import Progress
 
-_AHEAD_PER_WORKER: Final = 2  # encoded frames that wait for the upload
+_AHEAD_PER_WORKER: Final = 2  # encoded frames, or rounds' shares, that wait for the upload
 
 
 class FrameEncoder:
@@ -33,25 +34,42 @@ class FrameEncoder:
 
     def dense(self, weights: Weights) -> Iterator[EncodedFrame]:
         """Every frame of the weights, for an anchor."""
-        return self._run(lambda number, frame: encode_dense(number, frame, weights))
+        frames = self._cut.frames
+
+        def encode(numbers: range) -> list[EncodedFrame]:
+            return [encode_dense(number, frames[number], weights) for number in numbers]
+
+        return self._run([range(n, n + 1) for n in range(len(frames))], encode)
 
     def deltas(self, old: Weights, new: Weights) -> Iterator[EncodedFrame]:
         """The frames in which the weights differ."""
+        frames = self._cut.frames
 
-        def encode(number: int, frame: FrameSpec) -> EncodedFrame | None:
-            delta = detect(frame, old, new)
-            return encode_delta(number, frame, delta) if delta.count else None
+        def encode(numbers: range) -> list[EncodedFrame]:
+            here = [frames[number] for number in numbers]
+            found = [detect(here[0], old, new)] if len(here) == 1 else detect_frames(here, old, new)
+            return [
+                encode_delta(number, frames[number], delta)
+                for number, delta in zip(numbers, found, strict=True)
+                if delta.count
+            ]
 
-        return self._run(encode)
+        return self._run(list(self._shared_out(rounds(frames))), encode)
+
+    def _shared_out(self, groups: Iterable[range]) -> Iterator[range]:
+        """A round of frames is divided among the workers."""
+        for numbers in groups:
+            share = -(-len(numbers) // self._workers)
+            yield from (numbers[first : first + share] for first in range(0, len(numbers), share))
 
     def _run(
-        self, encode: Callable[[int, FrameSpec], EncodedFrame | None]
+        self, groups: list[range], encode: Callable[[range], list[EncodedFrame]]
     ) -> Iterator[EncodedFrame]:
-        waiting: deque[tuple[FrameSpec, Future[EncodedFrame | None]]] = deque()
+        waiting: deque[tuple[range, Future[list[EncodedFrame]]]] = deque()
         with ThreadPoolExecutor(self._workers, thread_name_prefix="plait-encode") as pool:
             try:
-                for number, frame in enumerate(self._cut.frames):
-                    waiting.append((frame, pool.submit(encode, number, frame)))
+                for numbers in groups:
+                    waiting.append((numbers, pool.submit(encode, numbers)))
                     if len(waiting) > self._workers * _AHEAD_PER_WORKER:
                         yield from self._next(*waiting.popleft())
                 while waiting:
@@ -60,13 +78,11 @@ class FrameEncoder:
                 for _, future in waiting:
                     future.cancel()
 
-    def _next(
-        self, frame: FrameSpec, future: Future[EncodedFrame | None]
-    ) -> Iterator[EncodedFrame]:
-        encoded = future.result()
-        self._progress.advance(frame.nbytes)
-        if encoded is not None:
+    def _next(self, numbers: range, future: Future[list[EncodedFrame]]) -> Iterator[EncodedFrame]:
+        found = future.result()
+        self._progress.advance(sum(self._cut.frames[number].nbytes for number in numbers))
+        for encoded in found:
             self.changed_elements += encoded.count
-            self.changed_bytes += encoded.count * frame.item_bytes
+            self.changed_bytes += encoded.count * self._cut.frames[encoded.number].item_bytes
             self.increment += encoded.increment
             yield encoded

@@ -5,13 +5,13 @@ comes last: whatever stops a publish, no reader sees a part of it.
 """
 
 import contextlib
+import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from plait.canonical import digest_of
-from plait.cut import Cut, plain_cut
 from plait.errors import (
     AlreadyExists,
     BaseMismatch,
@@ -20,6 +20,7 @@ from plait.errors import (
     UsageError,
 )
 from plait.fingerprint import Fingerprint
+from plait.grain import SlottedCut, grain_cut, kv_heads_of
 from plait.manifest import ChunkEntry, Manifest, SideFile, Statistics, VersionRecord, check_name
 from plait.weights import Weights, fingerprint_weights
 from plait.wire import VersionDocument
@@ -53,6 +54,7 @@ class Request:
         mode: what the first manifest is; `delta` becomes `anchor` in a new policy.
         message: kept in the version's metadata.
         actor: who commits, for the history.
+        grain: shares that ranks of an engine can fetch apart; 1 for none.
     """
 
     folder: Path
@@ -62,6 +64,7 @@ class Request:
     mode: Mode = "delta"
     message: str = ""
     actor: str = ""
+    grain: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +230,12 @@ class _Publish:
                 statistics=self._statistics(layout.total_elements, layout.dense_bytes, []),
                 external=True,
             )
-        cut = plain_cut(layout, for_anchor=True)
+        cut = self._cut(for_anchor=True)
         encoder, chunks = self._upload(cut, None)
         return Manifest(
             kind="anchor",
             layout=layout.digest,
-            cut=cut.digest if chunks else None,
+            cut=cut.cut.digest if chunks else None,
             base=None,
             target=encoder.increment,
             chunks=tuple(chunks),
@@ -249,7 +252,7 @@ class _Publish:
         base = Fingerprint.parse(head.fingerprint)
         chunks: list[ChunkEntry] = []
         changed_elements = changed_bytes = 0
-        cut = plain_cut(layout, for_anchor=False)
+        cut = self._cut(for_anchor=False)
         old = self._base_weights(head)
         if target != base:
             encoder, chunks = self._upload(cut, old)
@@ -266,7 +269,7 @@ class _Publish:
         return Manifest(
             kind="delta",
             layout=layout.digest,
-            cut=cut.digest if chunks else None,
+            cut=cut.cut.digest if chunks else None,
             base=base,
             target=target,
             chunks=tuple(chunks),
@@ -289,14 +292,26 @@ class _Publish:
             )
         return base
 
-    def _upload(self, cut: Cut, old: Weights | None) -> tuple[FrameEncoder, list[ChunkEntry]]:
+    def _cut(self, *, for_anchor: bool) -> SlottedCut:
+        return grain_cut(
+            self._new.layout,
+            grain=self._request.grain,
+            for_anchor=for_anchor,
+            kv_heads=_kv_heads(self._request.folder / "config.json"),
+        )
+
+    def _upload(
+        self, slotted: SlottedCut, old: Weights | None
+    ) -> tuple[FrameEncoder, list[ChunkEntry]]:
         """Send the frames of an anchor (`old` None) or of the changes since `old`."""
+        cut = slotted.cut
         self._progress.begin("publishing", sum(frame.nbytes for frame in cut.frames))
         encoder = FrameEncoder(cut, workers=self._workers, progress=self._progress)
         frames = encoder.dense(self._new) if old is None else encoder.deltas(old, self._new)
         chunks = upload_frames(
             self._client,
             frames,
+            slot=slotted.slots,
             workers=self._workers,
             keep=None if old is None else self._fetcher.cache.put,
         )
@@ -321,3 +336,12 @@ class _Publish:
             dense_bytes=layout.dense_bytes,
             chunk_bytes=sum(chunk.size for chunk in chunks),
         )
+
+
+def _kv_heads(config: Path) -> int | None:
+    """What a checkpoint's config says, if there is one that can be read."""
+    try:
+        fields = json.loads(config.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return kv_heads_of(fields) if isinstance(fields, dict) else None

@@ -4,7 +4,7 @@ Nothing that is uploaded shows anywhere before the commit, so a publish may stop
 it already sent isn't sent again, because the registry is asked by digest first.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -31,7 +31,7 @@ def upload_frames(
     client: RegistryClient,
     frames: Iterable[EncodedFrame],
     *,
-    slot: int = 0,
+    slot: int | Sequence[int] = 0,
     progress: Progress | None = None,
     workers: int = 2,
     store: Store | None = None,
@@ -41,14 +41,14 @@ def upload_frames(
 
     Args:
         frames: encoded, numbers increasing; taken one by one, so a generator may encode them.
-        slot: the grain slot that they belong to.
+        slot: the grain slot that they belong to; or the slot of every frame of the cut.
         progress: told of every sent byte.
         workers: parallel uploads.
         store: written directly, and the registry told; None: through the registry.
         keep: called with every chunk's digest and bytes (a local cache, say).
 
     Returns:
-        The manifest's rows, in the order of the frames.
+        The manifest's rows, in the order of the frames within a slot.
 
     Raises:
         RegistryUnavailable, StoreUnavailable: a chunk couldn't be sent after retries. Nothing is

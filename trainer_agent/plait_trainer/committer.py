@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from plait.codec.frames import EncodedFrame
-from plait.cut import Cut, plain_cut
 from plait.errors import (
     AlreadyExists,
     CommitUnknown,
@@ -27,6 +26,7 @@ from plait.errors import (
     RegistryUnavailable,
 )
 from plait.fingerprint import Fingerprint
+from plait.grain import Grain, SlottedCut
 from plait.layout import Layout
 from plait.manifest import ChunkEntry, Manifest, VersionRecord
 from plait.store import Store
@@ -54,6 +54,7 @@ class Line:
 
     Attributes:
         cut: of the deltas.
+        grain: what anchors are cut along.
         external: the first anchor uploads nothing: both sides hold its weights.
         side_files: folder whose files travel with anchors.
         patience: seconds that a publish waits for a registry that is away.
@@ -63,7 +64,8 @@ class Line:
     policy: str
     channel: str
     layout: Layout
-    cut: Cut
+    cut: SlottedCut
+    grain: Grain = field(default_factory=Grain)
     external: bool = False
     side_files: Path | None = None
     actor: str = ""
@@ -201,11 +203,11 @@ class Committer:
 
     def _delta(self, publish: Publish, deltas: Deltas, base: Fingerprint) -> Manifest:
         line = self.line
-        chunks = self._frames(line.cut, encode_changes(line.cut, deltas), publish.metrics)
+        chunks = self._frames(line.cut, encode_changes(line.cut.cut, deltas), publish.metrics)
         return Manifest(
             kind="delta",
             layout=line.layout.digest,
-            cut=line.cut.digest if chunks else None,
+            cut=line.cut.cut.digest if chunks else None,
             base=base,
             target=publish.fingerprint,
             chunks=tuple(chunks),
@@ -214,14 +216,14 @@ class Committer:
 
     def _anchor(self, publish: Publish, captured: Weights) -> Manifest:
         line = self.line
-        cut = plain_cut(line.layout, for_anchor=True)
-        frames = () if line.external else encode_whole(cut, captured)
+        cut = line.grain.cut(line.layout, for_anchor=True)
+        frames = () if line.external else encode_whole(cut.cut, captured)
         chunks = self._frames(cut, frames, publish.metrics)
         side_files = line.side_files
         return Manifest(
             kind="anchor",
             layout=line.layout.digest,
-            cut=cut.digest if chunks else None,
+            cut=cut.cut.digest if chunks else None,
             base=None,
             target=publish.fingerprint,
             chunks=tuple(chunks),
@@ -231,13 +233,14 @@ class Committer:
         )
 
     def _frames(
-        self, cut: Cut, frames: Iterable[EncodedFrame], metrics: PublishMetrics
+        self, slotted: SlottedCut, frames: Iterable[EncodedFrame], metrics: PublishMetrics
     ) -> list[ChunkEntry]:
         started, encoded_before = time.perf_counter(), metrics.encode_seconds
-        chunks = upload_frames(self.client, _timed(frames, metrics), store=self.line.store)
-        if chunks and cut.digest not in self._known:
-            put_cut(self.client, cut)
-            self._known.add(cut.digest)
+        chunks = upload_frames(
+            self.client, _timed(frames, metrics), slot=slotted.slots, store=self.line.store
+        )
+        if chunks and slotted.cut.digest not in self._known:
+            self._known.add(put_cut(self.client, slotted.cut))
         encoding = metrics.encode_seconds - encoded_before
         metrics.upload_seconds += time.perf_counter() - started - encoding
         return chunks

@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import torch
 
-from plait.cut import plain_cut
 from plait.errors import (
     BaseMismatch,
     FingerprintMismatch,
@@ -24,6 +23,7 @@ from plait.errors import (
     UsageError,
 )
 from plait.fingerprint import ZERO, Fingerprint
+from plait.grain import Grain, kv_heads_of
 from plait.layout import Layout
 from plait.manifest import check_metadata
 from plait.store import Store
@@ -67,6 +67,8 @@ class Publisher:
         actor: who publishes, for the channel's history.
         patience: seconds that a publish waits for a registry that is away before it fails.
         store: the registry's object store, if this host may write to it.
+        grain: shares that an engine's ranks can fetch apart; 1 for none.
+        kv_heads: the model's key-value heads, for the grain; by default what its config says.
         detector: how changes are found; by default a snapshot in CPU memory.
         attach: prove at once what the model holds. Otherwise call `attach`, `rebase` or
             `load_state_dict` once its weights are loaded.
@@ -95,6 +97,8 @@ class Publisher:
         actor: str = "",
         patience: float = 600.0,
         store: Store | None = None,
+        grain: int = 1,
+        kv_heads: int | None = None,
         detector: Detector | None = None,
         attach: bool = True,
     ) -> None:
@@ -104,6 +108,7 @@ class Publisher:
         self._new_anchor, self._external = new_anchor, external
         self._side_files = None if side_files is None else Path(side_files)
         self._actor, self._patience, self._store = actor, patience, store
+        self._grain = Grain(grain, _kv_heads(model) if kv_heads is None else kv_heads)
         self._detector: Detector = SnapshotDetector() if detector is None else detector
         self._outbox = Outbox(queue_size, when_full)
         self._worker, self._keeper = Worker("plait-publish"), Worker("plait-keep")
@@ -347,9 +352,9 @@ class Publisher:
         proven: Fingerprint, standing: Standing,
     ) -> None:  # fmt: skip
         """Everything is proven: forget the earlier state, and start from this one."""
-        cut = plain_cut(layout, for_anchor=False)
+        cut = self._grain.cut(layout, for_anchor=False)
         self._committer, self._last = None, None
-        kept = self._detector.attach(live, layout, cut, base=base, optimizer=self._optimizer)
+        kept = self._detector.attach(live, layout, cut.cut, base=base, optimizer=self._optimizer)
         if kept != proven:
             raise FingerprintMismatch(
                 f"the weights changed from {proven} to {kept} while the publisher attached",
@@ -357,7 +362,7 @@ class Publisher:
             )
         self._attached_at = proven
         line = Line(
-            self._policy, self._channel, layout, cut,
+            self._policy, self._channel, layout, cut, self._grain,
             external=self._external, side_files=self._side_files, actor=self._actor,
             patience=self._patience, store=self._store,
         )  # fmt: skip
@@ -382,3 +387,10 @@ def _fingerprint_of(live: LiveTensors, layout: Layout, base: Weights | None) -> 
         return fingerprint_live(layout, live.values())
     layout.require_equal(base.layout, what="the base")
     return fingerprint_weights(base)
+
+
+def _kv_heads(model: object) -> int | None:
+    """What the model's own configuration says, if it is one of transformers."""
+    to_dict = getattr(getattr(model, "config", None), "to_dict", None)
+    fields = None if to_dict is None else to_dict()
+    return kv_heads_of(fields) if isinstance(fields, Mapping) else None

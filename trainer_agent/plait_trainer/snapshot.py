@@ -4,7 +4,8 @@ It covers every published tensor, so frozen ones, buffers and weights changed by
 like all others. Beyond the copy it holds one frame at a time, and what changed.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,11 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from plait.codec import sweep
 from plait.codec.algebra import Comparison, FrameDelta, apply
 from plait.cut import Cut, FrameSpec
-from plait.errors import FingerprintMismatch, PublishError, UsageError
+from plait.errors import FingerprintMismatch, PublishError
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
-from plait.layout import Layout, words_per_item
+from plait.layout import Layout, TensorSpec, words_per_item
 from plait.weights import (
     UNSIGNED,
     ArrayWeights,
@@ -26,6 +28,7 @@ from plait.weights import (
     checked_bits,
     fingerprint_weights,
     pieces,
+    readable_bits,
 )
 from plait_trainer.detector import Capture, LiveTensors
 
@@ -58,8 +61,6 @@ class SnapshotDetector:
     ) -> Fingerprint:
         if base is not None:
             layout.require_equal(base.layout, what="the base")
-        if any(segment.repeats > 1 for frame in cut.frames for segment in frame.segments):
-            raise UsageError("a snapshot compares contiguous segments only; expected a plain cut")
         arrays: dict[str, NDArray[Any]] = {}
         for tensor in layout.tensors:
             bits = np.empty(tensor.items, UNSIGNED[tensor.item_bytes])
@@ -83,16 +84,8 @@ class SnapshotDetector:
     def capture(self, live: LiveTensors) -> Capture:
         snapshot, cut = self._held()
 
-        def compare(frame: FrameSpec) -> tuple[FrameDelta, Fingerprint]:
-            return compare_frame(frame, snapshot, live)
-
-        if self.threads == 1:
-            found = list(map(compare, cut.frames))
-        else:
-            with ThreadPoolExecutor(self.threads, "plait-detect") as pool:
-                found = list(pool.map(compare, cut.frames))
-        deltas = {number: delta for number, (delta, _) in enumerate(found) if delta.count}
-        now = sum((fingerprint for _, fingerprint in found), ZERO)
+        found, now = self._compare(snapshot, cut, live)
+        deltas = {number: delta for number, delta in enumerate(found) if delta.count}
         reached = sum((delta.increment for delta in deltas.values()), self._fingerprint)
         if reached != now:
             raise FingerprintMismatch(
@@ -103,6 +96,23 @@ class SnapshotDetector:
                 found=str(reached),
             )
         return Capture(deltas, now, "full")
+
+    def _compare(
+        self, snapshot: ArrayWeights, cut: Cut, live: LiveTensors
+    ) -> tuple[list[FrameDelta], Fingerprint]:
+        """Every frame's delta, and the fingerprint of all live bits."""
+        if any(segment.repeats > 1 for frame in cut.frames for segment in frame.segments):
+            return compare_tensors(cut.frames, snapshot, live, threads=self.threads)
+
+        def compare(frame: FrameSpec) -> tuple[FrameDelta, Fingerprint]:
+            return compare_frame(frame, snapshot, live)
+
+        if self.threads == 1:
+            found = list(map(compare, cut.frames))
+        else:
+            with ThreadPoolExecutor(self.threads, "plait-detect") as pool:
+                found = list(pool.map(compare, cut.frames))
+        return [delta for delta, _ in found], sum((now for _, now in found), ZERO)
 
     def keep(self, capture: Capture) -> None:
         snapshot, cut = self._held()
@@ -138,17 +148,52 @@ def compare_frame(
     return comparison.delta(), now
 
 
+def compare_tensors(
+    frames: Sequence[FrameSpec], old: Weights, live: LiveTensors, *, threads: int = 1
+) -> tuple[list[FrameDelta], Fingerprint]:
+    """As `compare_frame` for all frames of a covering cut, blocks of columns among them.
+
+    Live weights are read once, tensor by tensor, whatever frames they are dealt out to.
+    """
+
+    def compare(parts: Sequence[sweep.Part]) -> tuple[list[sweep.Found], Fingerprint]:
+        piece, now = parts[0].piece, ZERO
+        width = words_per_item(piece.tensor.item_bytes)
+        first_word = piece.first_word - piece.start_item * width
+
+        def read(tensor: TensorSpec, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
+            nonlocal now
+            bits = _live_bits(tensor, live, start, stop)
+            now += fingerprint_run(bits, first_word + start * width)
+            return readable_bits(old, tensor)[start:stop], bits
+
+        return list(sweep.compare(parts, read)), now
+
+    groups = sweep.parts_by_tensor(frames, old.layout)
+    if threads == 1:
+        found = list(map(compare, groups))
+    else:
+        with ThreadPoolExecutor(threads, "plait-detect") as pool:
+            found = list(pool.map(compare, groups))
+    deltas = sweep.join(frames, itertools.chain.from_iterable(rows for rows, _ in found))
+    return deltas, sum((now for _, now in found), ZERO)
+
+
 def _runs(piece: Piece, live: LiveTensors) -> Iterator[tuple[int, NDArray[Any]]]:
     """The live bits of a piece, run by run, each with its offset in the piece."""
     for offset in range(0, piece.items, _RUN_ITEMS):
         start = piece.start_item + offset
         stop = min(start + _RUN_ITEMS, piece.start_item + piece.items)
-        bits = live[piece.tensor.name].bits(start, stop)
-        if bits.shape != (stop - start,) or bits.dtype != UNSIGNED[piece.tensor.item_bytes]:
-            raise PublishError(
-                f"{piece.tensor.name!r} gave {bits.dtype}{list(bits.shape)} for "
-                f"{stop - start} items of {piece.tensor.dtype}"
-            )
-        bits = np.ascontiguousarray(bits).view()
-        bits.flags.writeable = False
-        yield offset, bits
+        yield offset, _live_bits(piece.tensor, live, start, stop)
+
+
+def _live_bits(tensor: TensorSpec, live: LiveTensors, start: int, stop: int) -> NDArray[Any]:
+    bits = live[tensor.name].bits(start, stop)
+    if bits.shape != (stop - start,) or bits.dtype != UNSIGNED[tensor.item_bytes]:
+        raise PublishError(
+            f"{tensor.name!r} gave {bits.dtype}{list(bits.shape)} for "
+            f"{stop - start} items of {tensor.dtype}"
+        )
+    bits = np.ascontiguousarray(bits).view()
+    bits.flags.writeable = False
+    return bits

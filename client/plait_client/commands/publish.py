@@ -30,13 +30,16 @@ def publish_command(
         bool, typer.Option("--new-anchor", help="Send all weights: for a new layout, say.")
     ] = False,
     message: Annotated[str, typer.Option(help="Kept with the version.")] = "",
+    grain: Annotated[
+        int, typer.Option(help="Shares that an engine's ranks can fetch apart; 1: one for all.")
+    ] = 1,
     json: JsonOption = False,
 ) -> None:
     """Publish a checkpoint folder: the first time whole, then what changed since the head."""
     if external and new_anchor:
         raise UsageError("--external and --new-anchor exclude each other")
     mode: Mode = "external" if external else "anchor" if new_anchor else "delta"
-    request = Request(directory, policy, channel, base, mode, message, actor())
+    request = Request(directory, policy, channel, base, mode, message, actor(), grain)
     output = Output(as_json=json)
     with connected() as client, output.progress() as progress:
         version = publish(request, fetcher_of(client), progress=progress)

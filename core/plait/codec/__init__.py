@@ -11,6 +11,7 @@ from plait.codec.frames import (
     write_dense,
 )
 from plait.codec.planes import Plane
+from plait.codec.sweep import detect_frames
 
 __all__ = [
     "Chunk",
@@ -24,6 +25,7 @@ __all__ = [
     "decode_delta",
     "decode_dense",
     "detect",
+    "detect_frames",
     "encode_delta",
     "encode_dense",
     "increment_on",

@@ -5,7 +5,7 @@ that part.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,32 +65,41 @@ class Chunk:
         return ChunkEntry(self.digest, self.size, self.slot, self.frames, self.increment)
 
 
-def pack_chunks(frames: Iterable[EncodedFrame], slot: int = 0) -> Iterator[Chunk]:
+def pack_chunks(frames: Iterable[EncodedFrame], slot: int | Sequence[int] = 0) -> Iterator[Chunk]:
     """Packs frames into chunks of about CHUNK_BYTES_AIM; the same frames make the same bytes.
 
-    Frames that change nothing are left out.
+    Frames that change nothing are left out. One chunk of each slot is held at a time.
 
     Args:
-        frames: of one slot of one cut, their numbers increasing.
+        frames: of one cut, their numbers increasing.
+        slot: that all of them belong to; or the slot of every frame of the cut.
     Raises:
-        UsageError: the numbers don't increase.
+        UsageError: the numbers don't increase, or a frame has no slot.
     """
-    held: list[EncodedFrame] = []
-    size, last = 0, -1
+    held: dict[int, list[EncodedFrame]] = {}
+    last = -1
     for frame in frames:
         if frame.number <= last:
             raise UsageError(f"frame {frame.number} after frame {last}: numbers must increase")
         last = frame.number
         if not frame.count:
             continue
-        full = size + frame.stored_size > CHUNK_BYTES_AIM or len(held) == _FRAMES_PER_CHUNK
-        if held and full:
-            yield _chunk(held, slot)
-            held, size = [], 0
-        held.append(frame)
-        size += frame.stored_size
-    if held:
-        yield _chunk(held, slot)
+        group = held.setdefault(_slot_of(frame, slot), [])
+        size = sum(other.stored_size for other in group) + frame.stored_size
+        if group and (size > CHUNK_BYTES_AIM or len(group) == _FRAMES_PER_CHUNK):
+            yield _chunk(group, _slot_of(frame, slot))
+            group.clear()
+        group.append(frame)
+    for number in sorted(held):
+        yield _chunk(held[number], number)
+
+
+def _slot_of(frame: EncodedFrame, slot: int | Sequence[int]) -> int:
+    if isinstance(slot, int):
+        return slot
+    if frame.number >= len(slot):
+        raise UsageError(f"frame {frame.number} has no slot: {len(slot)} frames have one")
+    return slot[frame.number]
 
 
 def _chunk(frames: list[EncodedFrame], slot: int) -> Chunk:

@@ -6,46 +6,76 @@ behind the mantissa and makes the exponent of BF16 and F32 one plane, the one wo
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from plait.codec.planes import Bytes
 from plait.weights import UNSIGNED
+
+# Items go from memory to all planes, or back, in blocks that stay in the first cache between them.
+_BLOCK: Final = 1 << 12
 
 
 def plane_names(item_bytes: int) -> tuple[str, ...]:
     return tuple(f"byte{number}" for number in range(item_bytes))
 
 
-def split(items: NDArray[Any]) -> list[Bytes]:
-    """Byte planes of unsigned items [n]: as many arrays of n bytes as an item has."""
-    rows = items.view(np.uint8).reshape(items.size, items.itemsize)
-    return [np.ascontiguousarray(rows[:, number]) for number in range(items.itemsize)]
+def split(items: NDArray[Any], *, rotate: bool) -> list[Bytes]:
+    """Byte planes of unsigned items [n]: as many arrays of n bytes as an item has.
 
-
-def join(planes: Sequence[Bytes], items: int) -> NDArray[Any]:
-    """Items from their byte planes of `items` bytes each."""
-    rows = np.empty((items, len(planes)), np.uint8)
-    for number, plane in enumerate(planes):
-        rows[:, number] = plane
-    return rows.reshape(-1).view(UNSIGNED[len(planes)])
-
-
-def rotate(items: NDArray[Any]) -> NDArray[Any]:
-    """Items of several bytes rotated left by one bit; bytes as they are."""
+    Args:
+        rotate: items of several bytes left by one bit first.
+    """
     if items.itemsize == 1:
-        return items
-    one, rest = (items.dtype.type(bits) for bits in (1, 8 * items.itemsize - 1))
-    rotated: NDArray[Any] = (items << one) | (items >> rest)
-    return rotated
+        return [items]
+    planes = np.empty((items.itemsize, items.size), np.uint8)
+    _split(items, 1 if rotate else 0, planes)
+    return list(planes)
 
 
-def rotate_back(items: NDArray[Any]) -> NDArray[Any]:
-    """Reverses `rotate`."""
-    if items.itemsize == 1:
-        return items
-    one, rest = (items.dtype.type(bits) for bits in (1, 8 * items.itemsize - 1))
-    rotated: NDArray[Any] = (items >> one) | (items << rest)
-    return rotated
+def join(planes: Sequence[Bytes], items: int, *, rotated: bool) -> NDArray[Any]:
+    """Items from their byte planes of `items` bytes each: what `split` took apart."""
+    if len(planes) == 1:
+        return planes[0]
+    joined = np.empty(items, UNSIGNED[len(planes)])
+    # One pass over all planes of a block, so that the items are written to memory once.
+    _join(tuple(planes), 1 if rotated else 0, joined)
+    return joined
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _split(items: Any, left: Any, planes: Any) -> None:
+    width = planes.shape[0]
+    turned = np.empty(_BLOCK, items.dtype)
+    for first in range(0, items.size, _BLOCK):
+        part = items[first : first + _BLOCK]
+        count = part.size
+        if left:
+            for i in range(count):
+                turned[i] = (part[i] << 1) | (part[i] >> (8 * width - 1))
+        else:
+            turned[:count] = part
+        for k in range(width):
+            plane = planes[k, first : first + _BLOCK]
+            for i in range(count):
+                plane[i] = turned[i] >> (8 * k)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _join(planes: Any, right: Any, joined: Any) -> None:
+    width = len(planes)
+    one = joined.dtype.type(0)
+    for first in range(0, joined.size, _BLOCK):
+        part = joined[first : first + _BLOCK]
+        count = part.size
+        part[:] = one
+        for k in range(width):
+            plane = planes[k][first : first + _BLOCK]
+            for i in range(count):
+                part[i] |= np.uint64(plane[i]) << np.uint64(8 * k)
+        if right:
+            for i in range(count):
+                part[i] = (part[i] >> 1) | (part[i] << (8 * width - 1))

@@ -95,7 +95,7 @@ def encode_delta(number: int, frame: FrameSpec, delta: FrameDelta) -> EncodedFra
     if mode == "wide" and delta.count:
         differences = np.zeros(frame.items, delta.differences.dtype)
         differences[delta.positions] = delta.differences
-        planes = _byte_planes(differences)
+        planes = _byte_planes(differences, rotate=False)
     elif delta.count:
         planes = encode_sparse(frame.items, delta.positions, delta.differences)
     return EncodedFrame(number, mode, delta.count, _pack(planes), delta.increment)
@@ -114,7 +114,7 @@ def decode_delta(encoded: EncodedFrame, frame: FrameSpec) -> FrameDelta:
                 f"{encoded.mode} of {encoded.count} elements, expected {mode} of 1 to {frame.items}"
             )
         if mode == "wide":
-            differences = _join(encoded, frame)
+            differences = _join(encoded, frame, rotated=False)
             positions = np.flatnonzero(differences).astype(np.uint32)
             if positions.size != encoded.count:
                 raise ChunkInvalid(f"{positions.size} differences, expected {encoded.count}")
@@ -136,7 +136,7 @@ def encode_dense(number: int, frame: FrameSpec, weights: Weights) -> EncodedFram
     _check_dense(frame)
     items = gather(frame, weights)
     increment = fingerprint_items(frame, items)
-    planes = _pack(_byte_planes(dense.rotate(items)))
+    planes = _pack(_byte_planes(items, rotate=True))
     return EncodedFrame(number, "dense", frame.items, planes, increment)
 
 
@@ -153,7 +153,7 @@ def decode_dense(encoded: EncodedFrame, frame: FrameSpec) -> NDArray[Any]:
             raise ChunkInvalid(
                 f"{encoded.mode} of {encoded.count} elements, expected dense of {frame.items}"
             )
-        items = dense.rotate_back(_join(encoded, frame))
+        items = _join(encoded, frame, rotated=True)
     found = fingerprint_items(frame, items)
     if found != encoded.increment:
         raise FingerprintMismatch(
@@ -173,8 +173,9 @@ def write_dense(frame: FrameSpec, weights: Weights, items: NDArray[Any]) -> None
     scatter(frame, weights, items)
 
 
-def _byte_planes(items: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    return dict(zip(dense.plane_names(items.itemsize), dense.split(items), strict=True))
+def _byte_planes(items: NDArray[Any], *, rotate: bool) -> dict[str, NDArray[Any]]:
+    planes = dense.split(items, rotate=rotate)
+    return dict(zip(dense.plane_names(items.itemsize), planes, strict=True))
 
 
 def _pack(planes: Mapping[str, NDArray[Any]]) -> tuple[Plane, ...]:
@@ -198,10 +199,10 @@ def _unpack(encoded: EncodedFrame, allowed: Mapping[str, tuple[int, int]]) -> di
     }
 
 
-def _join(encoded: EncodedFrame, frame: FrameSpec) -> NDArray[Any]:
+def _join(encoded: EncodedFrame, frame: FrameSpec, *, rotated: bool) -> NDArray[Any]:
     names = dense.plane_names(frame.item_bytes)
     planes = _unpack(encoded, dict.fromkeys(names, (frame.items, frame.items)))
-    return dense.join([planes[name] for name in names], frame.items)
+    return dense.join([planes[name] for name in names], frame.items, rotated=rotated)
 
 
 def _check_dense(frame: FrameSpec) -> None:

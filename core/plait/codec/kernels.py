@@ -38,27 +38,56 @@ def _sum_terms(words: Any, values: Any, count: Any, width: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _find(old: Any, new: Any, first: Any, end: Any, shift: Any, positions: Any, count: Any) -> Any:
-    """Appends `item + shift` for every item of [first, end) that differs; returns the new count.
+def _find(
+    old: Any, new: Any, start: Any, length: Any, stride: Any, rows: Any, base: Any, run: Any,
+    positions: Any, count: Any,
+) -> Any:  # fmt: skip
+    """Appends the frame-local positions of the items that differ; returns the new count.
 
-    Writes up to `SLACK` positions past the last one.
+    Row r holds the items from `start + r * stride` on, `length` of them, and begins at the
+    position `base + r * run`. Writes up to `SLACK` positions past the last one.
     """
-    item = first
-    while item + 2 * LANES <= end:
-        if (differing(old, new, item) | differing(old, new, item + LANES)) != np.uint64(0):
-            for start in (item, item + LANES):
-                mask = differing(old, new, start)
-                found = bits_set(mask)
-                # Near 1 % a branch for each change is mispredicted more often than not: a few
-                # places are written in any case, and a loop takes over only where there are more.
-                for i in range(SLACK):
-                    positions[count + i] = start + lowest_bit(mask) + shift
-                    mask &= mask - np.uint64(1)
-                for i in range(SLACK, found):
-                    positions[count + i] = start + lowest_bit(mask) + shift
-                    mask &= mask - np.uint64(1)
-                count += found
-        item += 2 * LANES
+    for row in range(rows):
+        item = start + row * stride
+        end = item + length
+        shift = base + row * run - item
+        while item + 2 * LANES <= end:
+            if (differing(old, new, item) | differing(old, new, item + LANES)) != np.uint64(0):
+                for first in (item, item + LANES):
+                    mask = differing(old, new, first)
+                    found = bits_set(mask)
+                    # Near 1 % a branch for each change is mispredicted more often than not: a few
+                    # places are written in any case, and a loop takes over where there are more.
+                    for i in range(SLACK):
+                        positions[count + i] = first + lowest_bit(mask) + shift
+                        mask &= mask - np.uint64(1)
+                    for i in range(SLACK, found):
+                        positions[count + i] = first + lowest_bit(mask) + shift
+                        mask &= mask - np.uint64(1)
+                    count += found
+            item += 2 * LANES
+        if item < end:
+            count = _find_rest(old, new, item, end, shift, positions, count)
+    return count
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _find_rest(
+    old: Any, new: Any, item: Any, end: Any, shift: Any, positions: Any, count: Any
+) -> Any:
+    """As `_find`, for the items of [item, end), fewer than two vectors."""
+    while item < end and old.size >= LANES:
+        # A vector may reach beyond the end, or begin before the item: those bits don't count.
+        first = min(item, old.size - LANES)
+        mask = differing(old, new, first) >> np.uint64(item - first)
+        if end - item < LANES:
+            mask &= (np.uint64(1) << np.uint64(end - item)) - np.uint64(1)
+        found = bits_set(mask)
+        for i in range(found):
+            positions[count + i] = item + lowest_bit(mask) + shift
+            mask &= mask - np.uint64(1)
+        count += found
+        item += LANES
     while item < end:
         positions[count] = item + shift
         count += np.int64(old[item] != new[item])
@@ -78,15 +107,22 @@ def scan_piece(
     before = np.empty(2 * _BLOCK, np.uint64)
     after = np.empty(2 * _BLOCK, np.uint64)
     held: Any = 0
-    for repeat in range(repeats):
-        first = start + repeat * stride
-        shift = base + repeat * run - first
-        for block in range(first, first + run, _BLOCK):
+    # Short runs are searched several at a time: a loop over the few changes of one costs more
+    # than they do. Half an item keeps the reciprocal's error away from where a run begins.
+    group = max(_BLOCK // run, 1)
+    jump = stride - run if repeats > 1 else 0
+    reciprocal = 1.0 / run
+    for row in range(0, repeats, group):
+        for block in range(0, run, _BLOCK):
             known = count
-            end = min(block + _BLOCK, first + run)
-            count = _find(old, new, block, end, shift, positions, count)
+            count = _find(
+                old, new, start + row * stride + block, min(_BLOCK, run - block), stride,
+                min(group, repeats - row), base + row * run + block, run, positions, count,
+            )  # fmt: skip
             for i in range(known, count):
-                item = np.int64(positions[i]) - shift
+                item = np.int64(positions[i]) - base + start
+                if jump:
+                    item += np.int64((item - start + 0.5) * reciprocal) * jump
                 words[held] = origin + item * width
                 before[held] = old[item]
                 after[held] = new[item]

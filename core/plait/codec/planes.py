@@ -17,6 +17,11 @@ _PARAMETERS: Final = zstandard.ZstdCompressionParameters.from_level(
     1, min_match=7, hash_log=6, chain_log=6, window_log=17, strategy=zstandard.STRATEGY_FAST
 )
 
+# Planes from this size on are compressed only if pieces of them are worth it.
+_SAMPLED_BYTES_MIN: Final = 1 << 20
+_SAMPLES: Final = 16
+_SAMPLE_BYTES: Final = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Plane:
@@ -48,10 +53,24 @@ class Plane:
 
 def pack_plane(name: str, raw: NDArray[Any]) -> Plane:
     """A plane from its bytes: any contiguous array, not empty."""
-    data = raw.tobytes()
+    view = memoryview(raw.reshape(-1).view(np.uint8))
     # A compressor isn't to be shared by threads; one of these costs 20 microseconds.
-    packed = zstandard.ZstdCompressor(compression_params=_PARAMETERS).compress(data)
-    return Plane(name, len(data), packed if len(packed) < len(data) else data)
+    compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
+    if len(view) >= _SAMPLED_BYTES_MIN and not _shrinks(view, compressor):
+        return Plane(name, len(view), bytes(view))
+    packed = compressor.compress(view)
+    return Plane(name, len(view), packed if len(packed) < len(view) else bytes(view))
+
+
+def _shrinks(view: memoryview, compressor: zstandard.ZstdCompressor) -> bool:
+    """Whether zstd makes pieces of a large plane smaller by more than 1 %.
+
+    Mantissas don't shrink, and finding that out on all of them takes as long as compressing the
+    exponents.
+    """
+    step = len(view) // _SAMPLES
+    sample = b"".join(view[i * step : i * step + _SAMPLE_BYTES] for i in range(_SAMPLES))
+    return len(compressor.compress(sample)) < 0.99 * len(sample)
 
 
 def unpack_plane(plane: Plane, raw_size: int) -> Bytes:

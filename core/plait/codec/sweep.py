@@ -1,0 +1,182 @@
+"""Detection of many frames at once: each stretch of a tensor is read once, for all of them.
+
+Where frames are blocks of columns, a pass for each would fetch the same memory again and again.
+Here a tensor is taken block by block, and whatever frames have a part in a block compare it while
+it lies in the cache.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.codec import kernels
+from plait.codec.algebra import FrameDelta
+from plait.cut import FrameSpec
+from plait.errors import LayoutChanged
+from plait.fingerprint import ZERO, Fingerprint
+from plait.layout import Layout, TensorSpec, words_per_item
+from plait.weights import UNSIGNED, Piece, Weights, pieces, readable_bits
+
+# Items of a block: where blocks of columns share it, old and new bits stay in the cache together.
+_BLOCK: Final = 1 << 22
+_SHARED_BLOCK: Final = 1 << 20
+
+# Items [start, stop) of a tensor, before and now: two 1-d arrays of its unsigned type.
+Read = Callable[[TensorSpec, int, int], tuple[NDArray[Any], NDArray[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A frame's piece of a tensor; `frame` is its place among the frames of the sweep."""
+
+    frame: int
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What changed in a part of a frame, in the order of its items from `offset` on."""
+
+    frame: int
+    offset: int
+    positions: NDArray[np.uint32]
+    differences: NDArray[Any]
+    increment: Fingerprint
+
+
+def detect_frames(frames: Sequence[FrameSpec], old: Weights, new: Weights) -> list[FrameDelta]:
+    """What `detect` finds in each of these frames, which share no item.
+
+    Raises:
+        LayoutChanged: the two have different layouts.
+    """
+    old.layout.require_equal(new.layout, what="the new weights")
+
+    def read(tensor: TensorSpec, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        return (
+            readable_bits(old, tensor)[start:stop],
+            readable_bits(new, tensor)[start:stop],
+        )
+
+    parts = parts_by_tensor(frames, old.layout)
+    return join(frames, (found for group in parts for found in compare(group, read)))
+
+
+def rounds(frames: Sequence[FrameSpec]) -> Iterator[range]:
+    """Numbers of adjacent frames that begin with columns of the same rows; others are alone.
+
+    Those of a round are worth a sweep; `plait.grain` numbers its frames in such rounds.
+    """
+    first = 0
+    for number in range(1, len(frames) + 1):
+        if number == len(frames) or not _beside(frames[first], frames[number]):
+            yield range(first, number)
+            first = number
+
+
+def _beside(one: FrameSpec, other: FrameSpec) -> bool:
+    a, b = (next((s for s in frame.segments if s.repeats > 1), None) for frame in (one, other))
+    if a is None or b is None or a.stride != b.stride:
+        return False
+    return abs(a.first_word - b.first_word) < a.stride
+
+
+def parts_by_tensor(frames: Sequence[FrameSpec], layout: Layout) -> list[list[Part]]:
+    """The frames' pieces, one list for each tensor that they reach."""
+    found: dict[str, list[Part]] = {}
+    for number, frame in enumerate(frames):
+        for piece in pieces(frame, layout):
+            found.setdefault(piece.tensor.name, []).append(Part(number, piece))
+    return [found[name] for name in sorted(found)]
+
+
+def compare(parts: Sequence[Part], read: Read) -> Iterator[Found]:
+    """What changed in the parts of one tensor.
+
+    Args:
+        read: called for adjacent blocks, each once, which cover the parts.
+    Raises:
+        LayoutChanged: it gave other arrays than it should.
+    """
+    tensor = parts[0].piece.tensor
+    size, width = UNSIGNED[tensor.item_bytes], words_per_item(tensor.item_bytes)
+    block = _SHARED_BLOCK if any(part.piece.stride for part in parts) else _BLOCK
+    positions = np.empty(block + kernels.SLACK, np.uint32)
+    differences = np.empty(block, size)
+    first = parts[0].piece.first_word - parts[0].piece.start_item * width
+    begin = min(part.piece.start_item for part in parts)
+    end = max(_end(part.piece) for part in parts)
+    for start in range(begin, end, block):
+        stop = min(start + block, end)
+        old, new = (_checked(bits, tensor, stop - start) for bits in read(tensor, start, stop))
+        for part in parts:
+            for at, run, rows, offset in _inside(part.piece, start, stop):
+                count, *lanes = kernels.scan_piece(
+                    old, new, at - start, run, part.piece.stride, rows, offset,
+                    first + start * width, width, positions, differences, 0,
+                )  # fmt: skip
+                if count:
+                    yield Found(
+                        part.frame, offset, positions[:count].copy(), differences[:count].copy(),
+                        Fingerprint(*map(int, lanes)),
+                    )  # fmt: skip
+
+
+def join(frames: Sequence[FrameSpec], found: Iterable[Found]) -> list[FrameDelta]:
+    """One delta for each frame."""
+    rows: list[list[Found]] = [[] for _ in frames]
+    for part in found:
+        rows[part.frame].append(part)
+    return [_joined(frame, parts) for frame, parts in zip(frames, rows, strict=True)]
+
+
+def _joined(frame: FrameSpec, parts: list[Found]) -> FrameDelta:
+    parts.sort(key=lambda part: part.offset)
+    empty = np.empty(0, UNSIGNED[frame.item_bytes])
+    return FrameDelta(
+        frame.item_bytes,
+        np.concatenate([np.empty(0, np.uint32), *(part.positions for part in parts)]),
+        np.concatenate([empty, *(part.differences for part in parts)]),
+        sum((part.increment for part in parts), ZERO),
+    )
+
+
+def _end(piece: Piece) -> int:
+    return piece.start_item + (piece.items // piece.run - 1) * piece.stride + piece.run
+
+
+def _inside(piece: Piece, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """What of a piece lies in the items [start, stop) of its tensor.
+
+    Yields (first item, run, runs, frame-local number of the first item): a run that the block's
+    border cuts apart, then whole runs, then another such run.
+    """
+    runs, run = piece.items // piece.run, piece.run
+    stride = piece.stride or run
+    row = max((start - piece.start_item) // stride, 0)
+    while row < runs:
+        at = piece.start_item + row * stride
+        first, end = max(at, start), min(at + run, stop)
+        if at >= stop:
+            return
+        whole = min((stop - at - run) // stride + 1, runs - row) if first == at else 0
+        if whole > 0:
+            yield at, run, whole, piece.frame_offset + row * run
+        elif first < end:
+            yield first, end - first, 1, piece.frame_offset + row * run + first - at
+        row += max(whole, 1)
+
+
+def _checked(bits: NDArray[Any], tensor: TensorSpec, items: int) -> NDArray[Any]:
+    """As the kernel, which checks nothing, relies on it."""
+    if bits.dtype != UNSIGNED[tensor.item_bytes] or bits.shape != (items,):
+        raise LayoutChanged(
+            f"{tensor.name!r} gave {bits.dtype}{list(bits.shape)} for {items} items "
+            f"of {tensor.dtype}"
+        )
+    bits = np.ascontiguousarray(bits).view()
+    bits.flags.writeable = False
+    return bits
