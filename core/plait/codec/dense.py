@@ -23,17 +23,24 @@ def plane_names(item_bytes: int) -> tuple[str, ...]:
     return tuple(f"byte{number}" for number in range(item_bytes))
 
 
-def split(items: NDArray[Any], *, rotate: bool) -> list[Bytes]:
+def split(parts: Sequence[NDArray[Any]], *, rotate: bool) -> list[Bytes]:
     """Byte planes of unsigned items [n]: as many arrays of n bytes as an item has.
 
     Args:
+        parts: the items, in contiguous arrays that follow each other.
         rotate: items of several bytes left by one bit first.
     """
-    if items.itemsize == 1:
-        return [items]
-    planes = np.empty((items.itemsize, items.size), np.uint8)
-    _split(items, 1 if rotate else 0, planes)
-    return list(planes)
+    width = parts[0].itemsize
+    planes = [np.empty(sum(part.size for part in parts), np.uint8) for _ in range(width)]
+    offset = 0
+    for part in parts:
+        end = offset + part.size
+        if width == 1:
+            planes[0][offset:end] = part
+        else:
+            _split(part, int(rotate), tuple(plane[offset:end] for plane in planes))
+        offset = end
+    return planes
 
 
 def join(planes: Sequence[Bytes], items: int, *, rotated: bool) -> NDArray[Any]:
@@ -42,13 +49,13 @@ def join(planes: Sequence[Bytes], items: int, *, rotated: bool) -> NDArray[Any]:
         return planes[0]
     joined = np.empty(items, UNSIGNED[len(planes)])
     # One pass over all planes of a block, so that the items are written to memory once.
-    _join(tuple(planes), 1 if rotated else 0, joined)
+    _join(tuple(planes), int(rotated), joined)
     return joined
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _split(items: Any, left: Any, planes: Any) -> None:
-    width = planes.shape[0]
+    width = len(planes)
     turned = np.empty(_BLOCK, items.dtype)
     for first in range(0, items.size, _BLOCK):
         part = items[first : first + _BLOCK]
@@ -59,7 +66,7 @@ def _split(items: Any, left: Any, planes: Any) -> None:
         else:
             turned[:count] = part
         for k in range(width):
-            plane = planes[k, first : first + _BLOCK]
+            plane = planes[k][first : first + _BLOCK]
             for i in range(count):
                 plane[i] = turned[i] >> (8 * k)
 

@@ -5,7 +5,7 @@ layout: every size follows from it and from the frame's count, and is compared b
 that size is allocated.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -20,9 +20,16 @@ from plait.codec.planes import Bytes, Plane, pack_plane, unpack_plane
 from plait.codec.sparse import decode_sparse, encode_sparse, sizes_allowed
 from plait.cut import FrameSpec, items_max
 from plait.errors import ChunkInvalid, FingerprintMismatch, LimitExceeded
-from plait.fingerprint import Fingerprint
+from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
 from plait.limits import FRAME_ELEMENTS_MAX, FRAMES_MAX
-from plait.weights import Weights, fingerprint_items, gather, scatter
+from plait.weights import (
+    Weights,
+    fingerprint_items,
+    gather,
+    pieces,
+    readable_bits,
+    scatter,
+)
 
 Mode = Literal["delta", "wide", "dense"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
@@ -95,7 +102,7 @@ def encode_delta(number: int, frame: FrameSpec, delta: FrameDelta) -> EncodedFra
     if mode == "wide" and delta.count:
         differences = np.zeros(frame.items, delta.differences.dtype)
         differences[delta.positions] = delta.differences
-        planes = _byte_planes(differences, rotate=False)
+        planes = _byte_planes([differences], rotate=False)
     elif delta.count:
         planes = encode_sparse(frame.items, delta.positions, delta.differences)
     return EncodedFrame(number, mode, delta.count, _pack(planes), delta.increment)
@@ -134,9 +141,8 @@ def encode_dense(number: int, frame: FrameSpec, weights: Weights) -> EncodedFram
         LimitExceeded: the cut's frame is too large to be coded `dense`.
     """
     _check_dense(frame)
-    items = gather(frame, weights)
-    increment = fingerprint_items(frame, items)
-    planes = _pack(_byte_planes(items, rotate=True))
+    parts, increment = _read_dense(frame, weights)
+    planes = _pack(_byte_planes(parts, rotate=True))
     return EncodedFrame(number, "dense", frame.items, planes, increment)
 
 
@@ -173,9 +179,22 @@ def write_dense(frame: FrameSpec, weights: Weights, items: NDArray[Any]) -> None
     scatter(frame, weights, items)
 
 
-def _byte_planes(items: NDArray[Any], *, rotate: bool) -> dict[str, NDArray[Any]]:
-    planes = dense.split(items, rotate=rotate)
-    return dict(zip(dense.plane_names(items.itemsize), planes, strict=True))
+def _read_dense(frame: FrameSpec, weights: Weights) -> tuple[list[NDArray[Any]], Fingerprint]:
+    """The frame's items in contiguous parts, where they lie if they do, and their fingerprint."""
+    placed = pieces(frame, weights.layout)
+    if any(piece.run < piece.items for piece in placed):
+        items = gather(frame, weights)
+        return [items], fingerprint_items(frame, items)
+    parts = [piece.view(readable_bits(weights, piece.tensor)) for piece in placed]
+    increments = (
+        fingerprint_run(part, piece.first_word) for piece, part in zip(placed, parts, strict=True)
+    )
+    return parts, sum(increments, ZERO)
+
+
+def _byte_planes(parts: Sequence[NDArray[Any]], *, rotate: bool) -> dict[str, NDArray[Any]]:
+    names = dense.plane_names(parts[0].itemsize)
+    return dict(zip(names, dense.split(parts, rotate=rotate), strict=True))
 
 
 def _pack(planes: Mapping[str, NDArray[Any]]) -> tuple[Plane, ...]:

@@ -52,14 +52,14 @@ class Plane:
 
 
 def pack_plane(name: str, raw: NDArray[Any]) -> Plane:
-    """A plane from its bytes: any contiguous array, not empty."""
-    view = memoryview(raw.reshape(-1).view(np.uint8))
+    """A plane from its bytes: any contiguous array, not empty, which may become the plane."""
+    view = memoryview(raw.reshape(-1).view(np.uint8)).toreadonly()
     # A compressor isn't to be shared by threads; one of these costs 20 microseconds.
     compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
     if len(view) >= _SAMPLED_BYTES_MIN and not _shrinks(view, compressor):
-        return Plane(name, len(view), bytes(view))
+        return Plane(name, len(view), view)
     packed = compressor.compress(view)
-    return Plane(name, len(view), packed if len(packed) < len(view) else bytes(view))
+    return Plane(name, len(view), packed if len(packed) < len(view) else view)
 
 
 def _shrinks(view: memoryview, compressor: zstandard.ZstdCompressor) -> bool:
