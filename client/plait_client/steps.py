@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from plait.codec.algebra import FrameDelta, add, negate
-from plait.codec.chunks import ChunkReader
-from plait.codec.frames import decode_delta
+from plait.codec.algebra import FrameDelta
 from plait.cut import FrameSpec
+from plait.squash import Step, added_up, frames_of
 from plait_client.fetch import FetchedStep
 
 # One open chunk of every step is in memory while frames are added up.
@@ -39,32 +38,11 @@ def added_frames(group: Sequence[FetchedStep]) -> Iterator[tuple[FrameSpec, Fram
         ChunkInvalid, CorruptionError: a chunk isn't what its manifest says.
     """
     cut = next((step.cut for step in group if step.cut is not None), None)
-    readers = [_Reader(step) for step in group]
-    for number in sorted({number for step in group for number in step.entry_of}):
-        assert cut is not None  # a manifest with chunks has one
-        frame = cut.frames[number]
-        total: FrameDelta | None = None
-        for reader in readers:
-            delta = reader.delta(number, frame)
-            if delta is not None:
-                total = delta if total is None else add(total, delta)
-        if total is not None and total.count:
-            yield frame, total
-
-
-class _Reader:
-    """A step's frames, with the chunk that was read last kept open."""
-
-    def __init__(self, step: FetchedStep) -> None:
-        self._step = step
-        self._open: tuple[str, ChunkReader] | None = None
-
-    def delta(self, number: int, frame: FrameSpec) -> FrameDelta | None:
-        """In the direction of the step; None: the step leaves this frame alone."""
-        entry = self._step.entry_of.get(number)
-        if entry is None:
-            return None
-        if self._open is None or self._open[0] != entry.digest:
-            self._open = (entry.digest, self._step.open(entry))
-        delta = decode_delta(self._open[1].frame(number), frame)
-        return negate(delta) if self._step.step.kind == "reverse" else delta
+    if cut is None:
+        return
+    steps = [
+        Step(s.manifest, s.cut, s.open, "reverse" if s.step.kind == "reverse" else "forward")
+        for s in group
+    ]
+    for number, total in added_up(cut, steps, frames_of(steps)):
+        yield cut.frames[number], total

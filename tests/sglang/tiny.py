@@ -1,6 +1,6 @@
 """Tiny random checkpoints with a trained tokenizer, and deltas between them, without a registry."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +116,13 @@ def step_between(
     *,
     direction: Direction = "forward",
     cut: Cut | None = None,
+    slots: Sequence[int] | None = None,
     lie: Callable[[bytes], bytes] | None = None,
 ) -> MoveStep:
     """The delta from `old` to `new` as a step with its chunks in a folder.
 
     Args:
+        slots: of the cut's frames.
         lie: makes the chunk files' bytes something else than the manifest says.
     """
     a, b = weights_of(old), weights_of(new)
@@ -128,7 +130,7 @@ def step_between(
     frames = (
         encode_delta(number, frame, detect(frame, a, b)) for number, frame in enumerate(cut.frames)
     )
-    chunks = list(pack_chunks(frames))
+    chunks = list(pack_chunks(frames, slots or 0))
     manifest = manifest_of(a.layout, cut, fingerprint_weights(a), fingerprint_weights(b), chunks)
     return MoveStep(manifest, direction, tuple(_files(folder, chunks, lie)))
 

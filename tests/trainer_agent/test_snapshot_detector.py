@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from plait.codec.algebra import detect
 from plait.cut import Cut, FrameSpec, Segment, plain_cut
-from plait.errors import FingerprintMismatch, LayoutChanged, PublishError, UsageError
+from plait.errors import FingerprintMismatch, LayoutChanged, PublishError
+from plait.grain import grain_cut
 from plait.layout import Layout
 from plait.weights import ArrayWeights, fingerprint_weights
 from plait_trainer.detector import Capture, LiveTensors
@@ -177,12 +178,38 @@ def test_a_base_stands_in_for_the_live_weights() -> None:
         detector.attach(other, layout_of(other.values()), cut, base=base)
 
 
-def test_a_strided_cut_and_an_unattached_detector_are_refused() -> None:
-    state = {"a": torch.zeros(8, dtype=torch.bfloat16)}
+@pytest.mark.parametrize("threads", [1, 2])
+def test_blocks_of_rows_and_columns_are_found_with_one_read_of_the_live_weights(
+    threads: int,
+) -> None:
+    torch.manual_seed(threads)
+    state = {
+        "a.q_proj.weight": torch.randn(16, 48).bfloat16(),
+        "a.down_proj.weight": torch.randn(48, 72).bfloat16().t().contiguous().t(),
+        "a.norm.weight": torch.randn(7),
+        "a.o_proj.weight": torch.randn(24, 1600),
+    }
     live = live_of(state)
     layout = layout_of(live.values())
-    strided = Cut(layout.digest, (FrameSpec(2, (Segment(0, 2, 4, 2),)),))
-    with pytest.raises(UsageError, match="contiguous segments"):
-        SnapshotDetector().attach(live, layout, strided)
+    cut = grain_cut(layout, for_anchor=False).cut
+    detector = SnapshotDetector(threads=threads)
+    detector.attach(live, layout, cut)
+    old = held(state, layout)
+    for tensor in state.values():
+        tensor[torch.rand(tensor.shape) < 0.1] *= -1
+    new = held(state, layout)
+    capture = detector.capture(live_of(state))
+    assert capture.fingerprint == fingerprint_weights(new)
+    for number, frame in enumerate(cut.frames):
+        wanted = detect(frame, old, new)
+        found = capture.deltas[number]
+        assert np.array_equal(found.positions, wanted.positions)
+        assert np.array_equal(found.differences, wanted.differences)
+    detector.keep(capture)
+    assert not detector.capture(live_of(state)).deltas
+
+
+def test_an_unattached_detector_is_refused() -> None:
+    live = live_of({"a": torch.zeros(8, dtype=torch.bfloat16)})
     with pytest.raises(PublishError, match="isn't attached"):
         SnapshotDetector().capture(live)

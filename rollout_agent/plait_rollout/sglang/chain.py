@@ -7,18 +7,14 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from plait.codec.algebra import FrameDelta, add, negate
+from plait import squash
+from plait.codec.algebra import FrameDelta
 from plait.codec.chunks import ChunkReader, read_chunk
-from plait.codec.frames import decode_delta
 from plait.cut import Cut, FrameSpec
 from plait.errors import ChunkInvalid, FormatError, ObjectMissing
 from plait.manifest import ChunkEntry, Manifest
 from plait_rollout.engine import Direction
-
-# Deltas only: an anchor's frames have no base to be compared with.
-_DELTA_MODES: Final = ("delta", "wide")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +66,10 @@ def added_up(
         ChunkInvalid, CorruptionError: a chunk isn't what its manifest says.
         ObjectMissing: a chunk's file isn't there.
     """
-    places: dict[int, list[tuple[int, ChunkEntry]]] = {}
-    for number, step in enumerate(steps):
-        for chunk in step.manifest.chunks:
-            for frame in chunk.frames:
-                places.setdefault(frame, []).append((number, chunk))
-    open_chunks: dict[int, tuple[str, ChunkReader]] = {}
-    for frame, held in places.items():
-        spec = cut.frames[frame]
-        if not wanted(spec):
-            continue
-        total: FrameDelta | None = None
-        for number, chunk in held:
-            reader = _reader(open_chunks, number, steps[number], chunk)
-            delta = _delta(reader, frame, spec)
-            if steps[number].direction == "reverse":
-                delta = negate(delta)
-            total = delta if total is None else add(total, delta)
-        if total is not None and total.count:
-            yield spec, total
+    stored = [squash.Step(s.manifest, cut, _reader_of(s), s.direction) for s in steps]
+    numbers = [number for number in squash.frames_of(stored) if wanted(cut.frames[number])]
+    for number, total in squash.added_up(cut, stored, numbers):
+        yield cut.frames[number], total
 
 
 def _ends(step: Step) -> tuple[object, object]:
@@ -96,24 +77,14 @@ def _ends(step: Step) -> tuple[object, object]:
     return ends if step.direction == "forward" else ends[::-1]
 
 
-def _reader(
-    open_chunks: dict[int, tuple[str, ChunkReader]], number: int, step: Step, chunk: ChunkEntry
-) -> ChunkReader:
-    """The step's chunk, verified when it is opened; one is kept open for each step."""
-    if number in open_chunks and open_chunks[number][0] == chunk.digest:
-        return open_chunks[number][1]
-    open_chunks.pop(number, None)
-    try:
-        data = step.locate(chunk).read_bytes()
-    except OSError as error:
-        raise ObjectMissing(f"chunk {chunk.digest} can't be read: {error}") from error
-    reader = read_chunk(data, entry=chunk)
-    open_chunks[number] = (chunk.digest, reader)
-    return reader
+def _reader_of(step: Step) -> Callable[[ChunkEntry], ChunkReader]:
+    """Opens the step's chunks, verified."""
 
+    def read(chunk: ChunkEntry) -> ChunkReader:
+        try:
+            data = step.locate(chunk).read_bytes()
+        except OSError as error:
+            raise ObjectMissing(f"chunk {chunk.digest} can't be read: {error}") from error
+        return read_chunk(data, entry=chunk)
 
-def _delta(reader: ChunkReader, number: int, spec: FrameSpec) -> FrameDelta:
-    encoded = reader.frame(number)
-    if encoded.mode not in _DELTA_MODES:
-        raise ChunkInvalid(f"frame {number} has mode {encoded.mode!r}; a delta has {_DELTA_MODES}")
-    return decode_delta(encoded, spec)
+    return read
