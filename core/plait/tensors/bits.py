@@ -35,7 +35,7 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 # torch's arithmetic and indexing are complete for signed types only (and uint8).
-_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -63,7 +63,7 @@ def integer_view(tensor: torch.Tensor) -> torch.Tensor:
     flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if tensor.is_complex():
         return flat.detach().reshape(-1).view(torch.int64)
-    return flat.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    return flat.detach().reshape(-1).view(INTEGERS[tensor.element_size()])
 
 
 def storage_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def storage_bits(tensor: torch.Tensor) -> torch.Tensor:
     Item `tensor.storage_offset()` of it is the tensor's first one. Shares its memory.
     """
     storage = tensor.untyped_storage()
-    integers = _INTEGERS[tensor.element_size()]
+    integers = INTEGERS[tensor.element_size()]
     view = torch.empty(0, dtype=integers, device=tensor.device)
     items = storage.nbytes() // tensor.element_size()
     return view.set_(storage, 0, (items,), (1,))

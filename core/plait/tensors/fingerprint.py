@@ -4,15 +4,17 @@ torch has no unsigned 64-bit arithmetic on every device; two's complement gives 
 int64, with right shifts made logical by a mask.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from plait.errors import LayoutChanged
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_at, fingerprint_run
-from plait.layout import words_per_item
+from plait.layout import Layout, words_per_item
+from plait.tensors.bits import integer_view
 from plait.weights import UNSIGNED
 
 # Items hashed at once: int64 temporaries of 8 bytes an item, so some tens of MiB.
@@ -37,6 +39,45 @@ def fingerprint_items(words: torch.Tensor, items: torch.Tensor) -> Fingerprint:
     for start in range(0, items.numel(), _SLICE):
         part = slice(start, start + _SLICE)
         total += device_sum(words[part], items[part])
+    return total
+
+
+def fingerprint_tensors(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> Fingerprint:
+    """Fingerprint of whole weights: a full pass over every bit, where each tensor lies.
+
+    Args:
+        tensors: contiguous, by canonical name; others are ignored.
+    Raises:
+        LayoutChanged: one is missing, or holds another number of bytes.
+    """
+    total = ZERO
+    for spec, first_word in zip(layout.tensors, layout.starts, strict=False):
+        held = tensors.get(spec.name)
+        if held is None or (held.element_size(), held.numel()) != (spec.item_bytes, spec.items):
+            raise LayoutChanged(f"the tensors hold no {spec.dtype}{list(spec.shape)} {spec.name!r}")
+        total += fingerprint_flat(integer_view(held), first_word)
+    return total
+
+
+def fingerprint_flat(flat: torch.Tensor, first_word: int) -> Fingerprint:
+    """Fingerprint of adjacent items, computed where they lie.
+
+    Args:
+        flat: 1-d contiguous uint8, int16, int32 or int64.
+        first_word: canonical index of the first item's first word.
+    """
+    if flat.device.type == "cpu":
+        return fingerprint_run(flat.numpy().view(UNSIGNED[flat.element_size()]), first_word)
+    return device_run(flat, first_word)
+
+
+def device_run(flat: torch.Tensor, first_word: int) -> Fingerprint:
+    """As `fingerprint_flat`, by torch's arithmetic on any device, a slice at a time."""
+    width, total = words_per_item(flat.element_size()), ZERO
+    for start in range(0, flat.numel(), _SLICE):
+        items = flat[start : start + _SLICE]
+        words = torch.arange(items.numel(), dtype=torch.int64, device=flat.device)
+        total += device_sum(words * width + (first_word + start * width), items)
     return total
 
 
@@ -74,22 +115,13 @@ def fingerprint_slab(
     width = words_per_item(flat.element_size())
     inner = sizes[-1]
     total = ZERO
-    if (
-        flat.device.type == "cpu"
-        and inner >= _LONG_RUN
-        and (strides[-1], word_strides[-1])
-        == (
-            1,
-            width,
-        )
-    ):
-        bits: NDArray[Any] = flat.numpy().view(UNSIGNED[flat.element_size()])
+    if inner >= _LONG_RUN and (strides[-1], word_strides[-1]) == (1, width):
         for at, word in zip(
             _starts(sizes[:-1], strides[:-1], start),
             _starts(sizes[:-1], word_strides[:-1], first_word),
             strict=True,
         ):
-            total += fingerprint_run(bits[at : at + inner], int(word))
+            total += fingerprint_flat(flat[at : at + inner], int(word))
         return total
     outer_at = torch.from_numpy(_starts(sizes[:-1], strides[:-1], start))
     outer_word = torch.from_numpy(_starts(sizes[:-1], word_strides[:-1], first_word))
