@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from benchmarks.codec import codec_sections
+from benchmarks.grain import grain_section
 from benchmarks.module_engine import module_section
 from benchmarks.registry import registry_section
 from benchmarks.report import Section
@@ -18,13 +19,14 @@ from benchmarks.report import Section
 _RESULTS: Final = Path(__file__).parent / "results"
 _PARTS: Final[dict[str, Callable[[], list[Section]]]] = {
     "codec": codec_sections,
+    "grain": lambda: [grain_section()],
     "registry": lambda: [registry_section()],
     "module": lambda: [module_section()],
 }
 
 
 def main() -> None:
-    """Arguments name the parts to run (codec, registry, module); all of them without."""
+    """Arguments name the parts to run (codec, grain, registry, module); all of them without."""
     wanted = sys.argv[1:] or list(_PARTS)
     if unknown := set(wanted) - _PARTS.keys():
         sys.exit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(_PARTS)}")

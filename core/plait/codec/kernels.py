@@ -141,6 +141,68 @@ def scan_piece(
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def scan_columns(
+    old: Any, new: Any, start: Any, stride: Any, owner: Any, blocks: Any, origin: Any, width: Any,
+    positions: Any, differences: Any, ends: Any, lanes: Any,
+) -> None:  # fmt: skip
+    """Changes of adjacent items, the first at item `start`, dealt out to blocks of columns.
+
+    Rows are `stride` items long. `owner` has the block of every column, or -1; a block is a row
+    (base, first row, rows, run, first column) of `blocks`. The changes of block b are written to
+    [ends[b + 1], ends[b + 2]), and their increment to lanes[b]; `ends` is two longer than `blocks`.
+    """
+    places = np.empty(old.size + SLACK, np.uint32)
+    before = np.empty(old.size, old.dtype)
+    after = np.empty(old.size, old.dtype)
+    count: Any = 0
+    for first in range(0, old.size, _BLOCK):
+        known = count
+        length = min(_BLOCK, old.size - first)
+        count = _find(old, new, first, length, 0, 1, first, 0, places, count)
+        for i in range(known, count):
+            before[i] = old[places[i]]
+            after[i] = new[places[i]]
+    owners = np.empty(count, np.int64)
+    ends[:] = 0
+    reciprocal = 1.0 / stride
+    for i in range(count):
+        item = start + np.int64(places[i])
+        row = np.int64((item + 0.5) * reciprocal)
+        block = np.int64(owner[item - row * stride])
+        if block >= 0 and not 0 <= row - blocks[block, 1] < blocks[block, 2]:
+            block = -1
+        owners[i] = block
+        ends[block + 2] += 1  # ends[1] counts what belongs to none
+    ends[1] = 0
+    for block in range(blocks.shape[0]):
+        ends[block + 2] += ends[block + 1]
+    used = ends[:-1].copy()
+    words = np.empty(count, np.uint64)
+    was = np.empty(count, np.uint64)
+    now = np.empty(count, np.uint64)
+    for i in range(count):
+        block = owners[i]
+        if block < 0:
+            continue
+        item = start + np.int64(places[i])
+        row = np.int64((item + 0.5) * reciprocal)
+        at = used[block + 1]
+        used[block + 1] += 1
+        column = item - row * stride - blocks[block, 4]
+        positions[at] = blocks[block, 0] + (row - blocks[block, 1]) * blocks[block, 3] + column
+        differences[at] = after[i] - before[i]
+        words[at] = origin + item * width
+        was[at] = before[i]
+        now[at] = after[i]
+    for block in range(blocks.shape[0]):
+        first, end = ends[block + 1], ends[block + 2]
+        plus = _sum_terms(words[first:end], now[first:end], end - first, width)
+        minus = _sum_terms(words[first:end], was[first:end], end - first, width)
+        lanes[block, 0] = plus[0] - minus[0]
+        lanes[block, 1] = plus[1] - minus[1]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def add_at(
     bits: Any, start: Any, run: Any, stride: Any, base: Any, positions: Any, differences: Any
 ) -> None:

@@ -1,10 +1,10 @@
 """Detection of many frames at once: each stretch of a tensor is read once, for all of them.
 
-Where frames are blocks of columns, a pass for each would fetch the same memory again and again.
-Here a tensor is taken block by block, and whatever frames have a part in a block compare it while
-it lies in the cache.
+Where frames are blocks of columns, a pass for each would go through the same rows again and again.
+Here the rows are compared as they lie in memory, and what changed is dealt out to the frames.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,9 +20,8 @@ from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import Layout, TensorSpec, words_per_item
 from plait.weights import UNSIGNED, Piece, Weights, pieces, readable_bits
 
-# Items of a block: where blocks of columns share it, old and new bits stay in the cache together.
+# Items read at once.
 _BLOCK: Final = 1 << 22
-_SHARED_BLOCK: Final = 1 << 20
 
 # Items [start, stop) of a tensor, before and now: two 1-d arrays of its unsigned type.
 Read = Callable[[TensorSpec, int, int], tuple[NDArray[Any], NDArray[Any]]]
@@ -38,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What changed in a part of a frame, in the order of its items from `offset` on."""
+    """What changed in a part of a frame, which has no change between `offset` and the first."""
 
     frame: int
     offset: int
@@ -102,27 +101,75 @@ def compare(parts: Sequence[Part], read: Read) -> Iterator[Found]:
         LayoutChanged: it gave other arrays than it should.
     """
     tensor = parts[0].piece.tensor
-    size, width = UNSIGNED[tensor.item_bytes], words_per_item(tensor.item_bytes)
-    block = _SHARED_BLOCK if any(part.piece.stride for part in parts) else _BLOCK
-    positions = np.empty(block + kernels.SLACK, np.uint32)
-    differences = np.empty(block, size)
-    first = parts[0].piece.first_word - parts[0].piece.start_item * width
+    width = words_per_item(tensor.item_bytes)
+    origin = parts[0].piece.first_word - parts[0].piece.start_item * width
     begin = min(part.piece.start_item for part in parts)
     end = max(_end(part.piece) for part in parts)
-    for start in range(begin, end, block):
-        stop = min(start + block, end)
+    blocks = _Blocks(parts) if _are_columns(parts) else None
+    positions = np.empty(_BLOCK + kernels.SLACK, np.uint32)
+    differences = np.empty(_BLOCK, UNSIGNED[tensor.item_bytes])
+    for start in range(begin, end, _BLOCK):
+        stop = min(start + _BLOCK, end)
         old, new = (_checked(bits, tensor, stop - start) for bits in read(tensor, start, stop))
+        if blocks is not None:
+            yield from blocks.found(old, new, start, origin, positions, differences)
+            continue
         for part in parts:
             for at, run, rows, offset in _inside(part.piece, start, stop):
                 count, *lanes = kernels.scan_piece(
                     old, new, at - start, run, part.piece.stride, rows, offset,
-                    first + start * width, width, positions, differences, 0,
+                    origin + start * width, width, positions, differences, 0,
                 )  # fmt: skip
                 if count:
                     yield Found(
                         part.frame, offset, positions[:count].copy(), differences[:count].copy(),
                         Fingerprint(*map(int, lanes)),
                     )  # fmt: skip
+
+
+def _are_columns(parts: Sequence[Part]) -> bool:
+    """Whether the parts are blocks of columns of one matrix, beside or below each other."""
+    strides = {part.piece.stride for part in parts}
+    columns = [part.piece.start_item % max(part.piece.stride, 1) for part in parts]
+    taken = sorted(zip(columns, (part.piece.run for part in parts), strict=True))
+    apart = all(a + run <= b for (a, run), (b, _) in itertools.pairwise(taken))
+    return len(strides) == 1 and 0 not in strides and apart and sum(taken[-1]) <= max(strides)
+
+
+class _Blocks:
+    """Blocks of columns, for a kernel that looks at their rows once."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._stride = parts[0].piece.stride
+        self._owner = np.full(self._stride, -1, np.int32)
+        self._rows = np.empty((len(parts), 5), np.int64)
+        for number, part in enumerate(parts):
+            piece = part.piece
+            row, column = divmod(piece.start_item, self._stride)
+            self._owner[column : column + piece.run] = number
+            rows = piece.items // piece.run
+            self._rows[number] = (piece.frame_offset, row, rows, piece.run, column)
+
+    def found(
+        self, old: NDArray[Any], new: NDArray[Any], start: int, origin: int,
+        positions: NDArray[np.uint32], differences: NDArray[Any],
+    ) -> Iterator[Found]:  # fmt: skip
+        """What changed in the tensor's items from `start` on; the last two are scratch."""
+        ends = np.empty(len(self._parts) + 2, np.int64)
+        lanes = np.empty((len(self._parts), 2), np.uint64)
+        width = words_per_item(old.itemsize)
+        kernels.scan_columns(
+            old, new, start, self._stride, self._owner, self._rows, origin, width,
+            positions, differences, ends, lanes,
+        )  # fmt: skip
+        for number, part in enumerate(self._parts):
+            mine = slice(ends[number + 1], ends[number + 2])
+            if mine.start < mine.stop:
+                yield Found(
+                    part.frame, int(positions[mine.start]), positions[mine].copy(),
+                    differences[mine].copy(), Fingerprint(*map(int, lanes[number])),
+                )  # fmt: skip
 
 
 def join(frames: Sequence[FrameSpec], found: Iterable[Found]) -> list[FrameDelta]:
