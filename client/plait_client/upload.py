@@ -22,7 +22,7 @@ from plait_client.registry import RegistryClient
 
 # Asked about at once and held in memory at once: small chunks by number, large ones by bytes.
 _BATCH_CHUNKS: Final = 64
-_BATCH_BYTES: Final = 48 * MIB
+_BATCH_BYTES: Final = 24 * MIB
 
 _GENERATION_RETRIES: Final = 16
 
@@ -62,6 +62,7 @@ def upload_frames(
                 if keep is not None:
                     keep(chunk.digest, chunk.data)
                 entries.append(chunk.entry)
+            batch.clear()  # before the next one is made
     return entries
 
 

@@ -6,7 +6,7 @@ composes, negating reverses, and the same delta serves both directions.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from plait.layout import words_per_item
 from plait.weights import UNSIGNED, Piece, Weights, pieces, readable_bits, writable_bits
 
 Positions = NDArray[np.uint32]
+
+# Compared at once: what a scan may find is held for so many items, what it did find for all.
+_SCAN_ITEMS: Final = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +73,17 @@ class FrameDelta:
 class Comparison:
     """Old and new bits of a frame, compared part by part in the order of its items.
 
-    It takes 4 bytes and an item for every item of the frame until it is dropped.
+    Until it is dropped it takes 4 bytes and an item for every change, and for every item of
+    _SCAN_ITEMS.
     """
 
     def __init__(self, frame: FrameSpec) -> None:
         self._frame = frame
-        self._positions = np.empty(frame.items + kernels.SLACK, np.uint32)
-        self._differences = np.empty(frame.items, UNSIGNED[frame.item_bytes])
-        self._count = self._end = 0
+        scanned = min(frame.items, _SCAN_ITEMS)
+        self._positions = np.empty(scanned + kernels.SLACK, np.uint32)
+        self._differences = np.empty(scanned, UNSIGNED[frame.item_bytes])
+        self._found: list[tuple[Positions, NDArray[Any]]] = []
+        self._end = 0
         self._increment = ZERO
 
     def add_piece(self, piece: Piece, old: Weights, new: Weights) -> None:
@@ -119,11 +125,11 @@ class Comparison:
 
     def delta(self) -> FrameDelta:
         """What differs in all parts together."""
-        # Copies: the scan's arrays are as large as the frame.
+        positions, differences = zip(*self._found, strict=True) if self._found else ((), ())
         return FrameDelta(
             self._frame.item_bytes,
-            self._positions[: self._count].copy(),
-            self._differences[: self._count].copy(),
+            np.concatenate([np.empty(0, np.uint32), *positions]),
+            np.concatenate([np.empty(0, self._differences.dtype), *differences]),
             self._increment,
         )
 
@@ -137,12 +143,25 @@ class Comparison:
                 f"items {offset} to {end} of a frame of {self._frame.items} items can't be "
                 f"compared behind item {self._end}"
             )
-        self._count, *lanes = kernels.scan_piece(
-            old, new, start, run, stride, repeats, offset, start_word,
-            words_per_item(self._frame.item_bytes), self._positions, self._differences, self._count,
-        )  # fmt: skip
+        for row, rows, item, items in _slices(run, repeats):
+            count, *lanes = kernels.scan_piece(
+                old, new, start + row * stride + item, items, stride, rows,
+                offset + row * run + item, start_word, words_per_item(self._frame.item_bytes),
+                self._positions, self._differences, 0,
+            )  # fmt: skip
+            if count:
+                found = self._positions[:count].copy(), self._differences[:count].copy()
+                self._found.append(found)
+            self._increment += Fingerprint(*map(int, lanes))
         self._end = end
-        self._increment += Fingerprint(*map(int, lanes))
+
+
+def _slices(run: int, repeats: int) -> Iterator[tuple[int, int, int, int]]:
+    """Parts of at most _SCAN_ITEMS items: first row, rows, first item of a row, items of a row."""
+    rows = max(_SCAN_ITEMS // run, 1)
+    for row in range(0, repeats, rows):
+        for item in range(0, run, _SCAN_ITEMS):
+            yield row, min(rows, repeats - row), item, min(_SCAN_ITEMS, run - item)
 
 
 def detect(frame: FrameSpec, old: Weights, new: Weights) -> FrameDelta:

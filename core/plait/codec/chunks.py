@@ -87,8 +87,9 @@ def pack_chunks(frames: Iterable[EncodedFrame], slot: int | Sequence[int] = 0) -
         group = held.setdefault(_slot_of(frame, slot), [])
         size = sum(other.stored_size for other in group) + frame.stored_size
         if group and (size > CHUNK_BYTES_AIM or len(group) == _FRAMES_PER_CHUNK):
-            yield _chunk(group, _slot_of(frame, slot))
-            group.clear()
+            chunk = _chunk(group, _slot_of(frame, slot))
+            group.clear()  # before whoever takes the chunk does anything with it
+            yield chunk
         group.append(frame)
     for number in sorted(held):
         yield _chunk(held[number], number)
