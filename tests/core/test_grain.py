@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait import codec
+from plait import codec, grain
+from plait.codec import sweep
 from plait.codec.sweep import rounds
 from plait.cut import plain_cut
 from plait.errors import UsageError
@@ -278,3 +279,23 @@ def test_runs_of_every_length_and_place_are_searched_to_their_ends() -> None:
             before, after = (weights.bits(name)[words] for weights in (old, new))
             assert np.array_equal(delta.positions, np.flatnonzero(before != after))
             assert np.array_equal(delta.differences, (after - before)[before != after])
+
+
+@pytest.mark.parametrize("block", [97, 1000])
+@pytest.mark.parametrize("for_anchor", [False, True])
+def test_a_sweep_in_small_blocks_that_cut_rows_apart_finds_the_same(
+    block: int, for_anchor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "_BLOCK", block)
+    # Frames of a few rows: blocks of columns lie beside and below each other.
+    monkeypatch.setattr(grain, "items_max", lambda *_, **__: 70)
+    layout = decoder()
+    old = random_weights(layout, block)
+    new = changed_weights(old, block + 1, 0.3)
+    cut = grain_cut(layout, for_anchor=for_anchor, kv_heads=KV_HEADS).cut
+    assert cut.covers(layout)
+    for frame, delta in zip(cut.frames, codec.detect_frames(cut.frames, old, new), strict=True):
+        alone = codec.detect(frame, old, new)
+        assert np.array_equal(delta.positions, alone.positions)
+        assert np.array_equal(delta.differences, alone.differences)
+        assert delta.increment == alone.increment

@@ -141,19 +141,34 @@ def scan_piece(
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def scan_pieces(
+    old: Any, new: Any, table: Any, origin: Any, width: Any, positions: Any, differences: Any,
+    ends: Any, lanes: Any,
+) -> None:  # fmt: skip
+    """`scan_piece` for every row (start, run, stride, repeats, base) of a table.
+
+    The changes of piece k are written to [ends[k], ends[k + 1]), its increment to lanes[k].
+    """
+    ends[0] = 0
+    for k in range(table.shape[0]):
+        ends[k + 1], lanes[k, 0], lanes[k, 1] = scan_piece(
+            old, new, table[k, 0], table[k, 1], table[k, 2], table[k, 3], table[k, 4],
+            origin, width, positions, differences, ends[k],
+        )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def scan_columns(
     old: Any, new: Any, start: Any, stride: Any, owner: Any, blocks: Any, origin: Any, width: Any,
-    positions: Any, differences: Any, ends: Any, lanes: Any,
+    positions: Any, differences: Any, ends: Any, lanes: Any, places: Any, before: Any, after: Any,
 ) -> None:  # fmt: skip
     """Changes of adjacent items, the first at item `start`, dealt out to blocks of columns.
 
     Rows are `stride` items long. `owner` has the block of every column, or -1; a block is a row
     (base, first row, rows, run, first column) of `blocks`. The changes of block b are written to
     [ends[b + 1], ends[b + 2]), and their increment to lanes[b]; `ends` is two longer than `blocks`.
+    The last three are scratch.
     """
-    places = np.empty(old.size + SLACK, np.uint32)
-    before = np.empty(old.size, old.dtype)
-    after = np.empty(old.size, old.dtype)
     count: Any = 0
     for first in range(0, old.size, _BLOCK):
         known = count
@@ -168,7 +183,7 @@ def scan_columns(
     for i in range(count):
         item = start + np.int64(places[i])
         row = np.int64((item + 0.5) * reciprocal)
-        block = np.int64(owner[item - row * stride])
+        block: Any = np.int64(owner[item - row * stride])
         if block >= 0 and not 0 <= row - blocks[block, 1] < blocks[block, 2]:
             block = -1
         owners[i] = block

@@ -46,6 +46,19 @@ class Found:
     increment: Fingerprint
 
 
+class Scratch:
+    """Room for what one block may hold; memory is taken for what it did hold."""
+
+    def __init__(self) -> None:
+        self.positions = np.empty(_BLOCK + kernels.SLACK, np.uint32)
+        self.places = np.empty(_BLOCK + kernels.SLACK, np.uint32)
+        self._items = [np.empty(_BLOCK, np.uint64) for _ in range(3)]
+
+    def items(self, tensor: TensorSpec, number: int) -> NDArray[Any]:
+        """One of three arrays of items of the tensor's size, [_BLOCK]."""
+        return self._items[number].view(UNSIGNED[tensor.item_bytes])[:_BLOCK]
+
+
 def detect_frames(frames: Sequence[FrameSpec], old: Weights, new: Weights) -> list[FrameDelta]:
     """What `detect` finds in each of these frames, which share no item.
 
@@ -60,8 +73,8 @@ def detect_frames(frames: Sequence[FrameSpec], old: Weights, new: Weights) -> li
             readable_bits(new, tensor)[start:stop],
         )
 
-    parts = parts_by_tensor(frames, old.layout)
-    return join(frames, (found for group in parts for found in compare(group, read)))
+    parts, scratch = parts_by_tensor(frames, old.layout), Scratch()
+    return join(frames, (found for group in parts for found in compare(group, read, scratch)))
 
 
 def rounds(frames: Sequence[FrameSpec]) -> Iterator[range]:
@@ -92,11 +105,12 @@ def parts_by_tensor(frames: Sequence[FrameSpec], layout: Layout) -> list[list[Pa
     return [found[name] for name in sorted(found)]
 
 
-def compare(parts: Sequence[Part], read: Read) -> Iterator[Found]:
+def compare(parts: Sequence[Part], read: Read, scratch: Scratch | None = None) -> Iterator[Found]:
     """What changed in the parts of one tensor.
 
     Args:
         read: called for adjacent blocks, each once, which cover the parts.
+        scratch: used by one thread at a time; its own if None.
     Raises:
         LayoutChanged: it gave other arrays than it should.
     """
@@ -106,25 +120,38 @@ def compare(parts: Sequence[Part], read: Read) -> Iterator[Found]:
     begin = min(part.piece.start_item for part in parts)
     end = max(_end(part.piece) for part in parts)
     blocks = _Blocks(parts) if _are_columns(parts) else None
-    positions = np.empty(_BLOCK + kernels.SLACK, np.uint32)
-    differences = np.empty(_BLOCK, UNSIGNED[tensor.item_bytes])
+    scratch = scratch or Scratch()
+    positions, differences = scratch.positions, scratch.items(tensor, 0)
     for start in range(begin, end, _BLOCK):
         stop = min(start + _BLOCK, end)
         old, new = (_checked(bits, tensor, stop - start) for bits in read(tensor, start, stop))
         if blocks is not None:
-            yield from blocks.found(old, new, start, origin, positions, differences)
+            yield from blocks.found(old, new, start, origin, scratch)
             continue
-        for part in parts:
-            for at, run, rows, offset in _inside(part.piece, start, stop):
-                count, *lanes = kernels.scan_piece(
-                    old, new, at - start, run, part.piece.stride, rows, offset,
-                    origin + start * width, width, positions, differences, 0,
-                )  # fmt: skip
-                if count:
-                    yield Found(
-                        part.frame, offset, positions[:count].copy(), differences[:count].copy(),
-                        Fingerprint(*map(int, lanes)),
-                    )  # fmt: skip
+        rows = [
+            (part.frame, at - start, run, part.piece.stride, runs, offset)
+            for part in parts
+            for at, run, runs, offset in _inside(part.piece, start, stop)
+        ]
+        ends, lanes = np.empty(len(rows) + 1, np.int64), np.empty((len(rows), 2), np.uint64)
+        kernels.scan_pieces(
+            old, new, np.array([row[1:] for row in rows], np.int64).reshape(-1, 5),
+            origin + start * width, width, positions, differences, ends, lanes,
+        )  # fmt: skip
+        for k, (frame, *_, offset) in enumerate(rows):
+            yield from _found(
+                frame, offset, positions, differences, slice(ends[k], ends[k + 1]), lanes[k]
+            )
+
+
+def _found(
+    frame: int, offset: int, positions: NDArray[np.uint32], differences: NDArray[Any],
+    mine: slice, lanes: NDArray[np.uint64],
+) -> Iterator[Found]:  # fmt: skip
+    """A part's changes, copied from the scratch, if there are any."""
+    if mine.start < mine.stop:
+        increment = Fingerprint(int(lanes[0]), int(lanes[1]))
+        yield Found(frame, offset, positions[mine].copy(), differences[mine].copy(), increment)
 
 
 def _are_columns(parts: Sequence[Part]) -> bool:
@@ -152,24 +179,23 @@ class _Blocks:
             self._rows[number] = (piece.frame_offset, row, rows, piece.run, column)
 
     def found(
-        self, old: NDArray[Any], new: NDArray[Any], start: int, origin: int,
-        positions: NDArray[np.uint32], differences: NDArray[Any],
-    ) -> Iterator[Found]:  # fmt: skip
-        """What changed in the tensor's items from `start` on; the last two are scratch."""
+        self, old: NDArray[Any], new: NDArray[Any], start: int, origin: int, scratch: "Scratch"
+    ) -> Iterator[Found]:
+        """What changed in the tensor's items from `start` on."""
+        tensor = self._parts[0].piece.tensor
+        positions, differences = scratch.positions, scratch.items(tensor, 0)
         ends = np.empty(len(self._parts) + 2, np.int64)
         lanes = np.empty((len(self._parts), 2), np.uint64)
         width = words_per_item(old.itemsize)
         kernels.scan_columns(
             old, new, start, self._stride, self._owner, self._rows, origin, width,
             positions, differences, ends, lanes,
+            scratch.places, scratch.items(tensor, 1), scratch.items(tensor, 2),
         )  # fmt: skip
         for number, part in enumerate(self._parts):
             mine = slice(ends[number + 1], ends[number + 2])
-            if mine.start < mine.stop:
-                yield Found(
-                    part.frame, int(positions[mine.start]), positions[mine].copy(),
-                    differences[mine].copy(), Fingerprint(*map(int, lanes[number])),
-                )  # fmt: skip
+            at = int(positions[mine.start]) if mine.start < mine.stop else 0
+            yield from _found(part.frame, at, positions, differences, mine, lanes[number])
 
 
 def join(frames: Sequence[FrameSpec], found: Iterable[Found]) -> list[FrameDelta]:
