@@ -10,7 +10,9 @@ from typing import Final
 
 import torch
 
+from benchmarks.anchors import anchors_section
 from benchmarks.codec import codec_sections
+from benchmarks.exponent_classes import classes_section
 from benchmarks.grain import grain_section
 from benchmarks.module_engine import module_section
 from benchmarks.registry import registry_section
@@ -19,6 +21,8 @@ from benchmarks.report import Section
 _RESULTS: Final = Path(__file__).parent / "results"
 _PARTS: Final[dict[str, Callable[[], list[Section]]]] = {
     "codec": codec_sections,
+    "anchors": lambda: [anchors_section()],
+    "classes": lambda: [classes_section()],
     "grain": lambda: [grain_section()],
     "registry": lambda: [registry_section()],
     "module": lambda: [module_section()],

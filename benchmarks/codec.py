@@ -1,13 +1,17 @@
 """The codec on one thread, at several densities."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 
-from benchmarks.peers import PEERS, iid_limit_bytes
+from benchmarks.entropy import exponent_bytes, independent_bytes
+from benchmarks.formats import format_section
+from benchmarks.language_model import LanguageModel
 from benchmarks.report import Section
-from benchmarks.timing import cpu_seconds
+from benchmarks.stored import Encoded, apply_all, decode, encode, encoded
+from benchmarks.timing import cpu_seconds, wall_seconds
 from benchmarks.workload import Step, Workload
 from plait.codec import (
     Chunk,
@@ -18,101 +22,65 @@ from plait.codec import (
     encode_delta,
     increment_on,
     negate,
-    pack_chunks,
     read_chunk,
 )
-from plait.cut import Cut, plain_cut
+from plait.cut import FrameSpec
 from plait.fingerprint import ZERO
-from plait.manifest import Manifest, Statistics
 from plait.weights import ArrayWeights, fingerprint_weights
 
 DENSITIES: Final = (0.003, 0.01, 0.02, 0.04, 0.10)
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """One step's chunks, and the manifest that names them."""
-
-    cut: Cut
-    chunks: list[Chunk]
-    manifest: Manifest
-
-    @property
-    def stored_bytes(self) -> int:
-        """What a follower fetches that has the cut already."""
-        return sum(chunk.size for chunk in self.chunks) + len(self.manifest.data)
-
-
-def encode(step: Step, cut: Cut) -> list[Chunk]:
-    """Detects and encodes all frames, and packs them into chunk files with their digests."""
-    deltas = ((i, frame, detect(frame, step.old, step.new)) for i, frame in enumerate(cut.frames))
-    return list(pack_chunks(encode_delta(i, frame, d) for i, frame, d in deltas if d.count))
-
-
-def encoded(step: Step) -> Encoded:
-    """As a publisher would commit it."""
-    layout = step.old.layout
-    cut = plain_cut(layout, for_anchor=False)
-    chunks = encode(step, cut)
-    changed = round(step.density * layout.total_elements)
-    manifest = Manifest(
-        kind="delta",
-        layout=layout.digest,
-        cut=cut.digest,
-        base=fingerprint_weights(step.old),
-        target=fingerprint_weights(step.new),
-        chunks=tuple(chunk.entry for chunk in chunks),
-        statistics=Statistics(
-            changed, 2 * changed, layout.total_elements, layout.dense_bytes,
-            sum(chunk.size for chunk in chunks),
-        ),
-    )  # fmt: skip
-    return Encoded(cut, chunks, manifest)
-
-
 def codec_sections() -> list[Section]:
-    """Sizes, speeds, and peers on the same steps."""
-    workload = Workload()
-    sizes, speeds, peers = [], [], []
-    for step in workload.steps(DENSITIES):
-        found = encoded(step)
-        sizes.append(_sizes(step, found))
-        speeds.append(_speeds(step, found))
-        peers.append(_peers(step, found))
-    dense = workload.layout.dense_bytes
+    """Sizes, speeds and other formats, on real steps and on synthetic ones."""
+    model, workload = LanguageModel(), Workload()
+    real = (
+        f"SmolLM2-135M ({model.layout.total_elements:,} elements): steps of AdamW on policy "
+        "gradients of real backward passes"
+    )
+    synthetic = (
+        f"Shaped like Qwen3-0.6B ({workload.layout.total_elements:,} elements: 3 of its 28 layers, "
+        "an eighth of its vocabulary): AdamW on synthetic gradients"
+    )
+    return [
+        *_sections(real, list(model.steps())),
+        *_sections(synthetic, list(workload.steps(DENSITIES))),
+    ]
+
+
+def _sections(title: str, steps: list[Step]) -> list[Section]:
+    held = [(step, encoded(step)) for step in steps]
     return [
         Section(
-            "Codec: sizes",
-            f"A synthetic BF16 model of {workload.layout.total_elements:,} elements ({dense:,} "
-            "bytes), one AdamW step. Element density: changed elements over all; byte density: "
-            "changed bytes over all. Stored: chunk files and manifest. The limit is the entropy of "
-            "this very step if elements changed independently and alike.",
+            f"Sizes. {title}",
+            "Element density: changed elements over all; byte density: changed bytes over all. "
+            "Stored: chunk files and manifest. Limits: the entropy of this very step if elements "
+            "changed independently and alike; and if that depended on the tensor and the old "
+            "weight's exponent.",
             ["element density", "byte density", "learning rate", "stored bytes", "B per changed",
-             "dense / stored", "limit, B per changed", "planes / limit", "stored / limit"],
-            sizes,
+             "dense / stored", "limit, B per changed", "planes / limit", "stored / limit",
+             "exponent limit, B per changed"],
+            [_sizes(step, found) for step, found in held],
         ),
         Section(
-            "Codec: speeds, one thread",
-            "Dense bytes of one version per processor second, over what memcpy does in the same "
-            "run (best of seven). Encode: detection, planes, zstd, chunk files, digests. Decode + "
-            "apply: chunk digest, planes, scatter; the proof reads beside it compute the "
-            "increment on the live weights.",
+            f"Speeds. {title}",
+            "Dense bytes of one version per processor second on one thread, over what memcpy does "
+            "in the same run (best of five). Encode: detection, planes, zstd, chunk files, "
+            "digests. Decode + apply: chunk digest, planes, scatter; the proof reads beside it "
+            "compute the increment on the live weights. On two threads: frames shared out, wall "
+            "clock, over one thread's memcpy.",
             ["element density", "memcpy GB/s", "encode / memcpy", "of it detect",
-             "decode + apply / memcpy", "proof reads / memcpy", "fingerprint pass / memcpy"],
-            speeds,
+             "decode + apply / memcpy", "proof reads / memcpy", "fingerprint pass / memcpy",
+             "encode, 2 threads", "decode + apply, 2 threads", "fingerprint, 2 threads"],
+            [_speeds(step, found) for step, found in held],
         ),
-        Section(
-            "The same steps in other published formats (emulated, without their metadata)",
-            "Bytes per changed element, and how many times plait's stored bytes.",
-            ["element density", "plait", *PEERS],
-            peers,
-        ),
+        format_section(title, held),
     ]  # fmt: skip
 
 
 def _sizes(step: Step, found: Encoded) -> list[str]:
     changed = found.manifest.statistics.changed_elements
-    limit = iid_limit_bytes(step.old, step.new)
+    limit = independent_bytes(step.old, step.new)
     planes = sum(
         frame.stored_size for chunk in found.chunks for frame in read_chunk(chunk.data).frames
     )
@@ -126,6 +94,7 @@ def _sizes(step: Step, found: Encoded) -> list[str]:
         f"{limit / changed:.3f}",
         f"{planes / limit:.3f}",
         f"{found.stored_bytes / limit:.3f}",
+        f"{exponent_bytes(step.old, step.new) / changed:.3f}",
     ]
 
 
@@ -142,7 +111,7 @@ def _speeds(step: Step, found: Encoded) -> list[str]:
     deltas = decode(found)
     # There and back, so that each run starts from the same weights; half of it counts.
     back = [(number, negate(delta)) for number, delta in deltas]
-    applying = cpu_seconds(lambda: _apply(found.cut, live, [*deltas, *back]))
+    applying = cpu_seconds(lambda: apply_all(found.cut, live, [*deltas, *back]))
     decoding = cpu_seconds(lambda: decode(found)) + applying / 2
     proving = cpu_seconds(
         lambda: sum((increment_on(found.cut.frames[i], live, d) for i, d in deltas), ZERO)
@@ -156,27 +125,36 @@ def _speeds(step: Step, found: Encoded) -> list[str]:
         f"{memcpy / decoding:.2f}",
         f"{memcpy / proving:.2f}",
         f"{memcpy / reading:.2f}",
+        *_two_threads(step, found, live, deltas, back, lambda: np.copyto(copy, source)),
     ]
 
 
-def decode(found: Encoded) -> list[tuple[int, FrameDelta]]:
-    """Every frame's delta, from chunk files whose digests are checked."""
-    return [
-        (frame.number, decode_delta(frame, found.cut.frames[frame.number]))
-        for chunk in found.chunks
-        for frame in read_chunk(chunk.data, entry=chunk.entry).frames
-    ]
+def _two_threads(
+    step: Step,
+    found: Encoded,
+    live: ArrayWeights,
+    deltas: list[tuple[int, FrameDelta]],
+    back: list[tuple[int, FrameDelta]],
+    copying: Callable[[], object],
+) -> list[str]:
+    frames = list(enumerate(found.cut.frames))
+    entries = [(chunk, n) for chunk in found.chunks for n in chunk.frames]
 
+    def encode_one(numbered: tuple[int, FrameSpec]) -> None:
+        encode_delta(*numbered, detect(numbered[1], step.old, step.new))
 
-def _apply(cut: Cut, live: ArrayWeights, deltas: list[tuple[int, FrameDelta]]) -> None:
-    for number, delta in deltas:
-        apply(cut.frames[number], live, delta)
+    def decode_one(entry: tuple[Chunk, int]) -> None:
+        decode_delta(read_chunk(entry[0].data).frame(entry[1]), found.cut.frames[entry[1]])
 
+    def apply_one(numbered: tuple[int, FrameDelta]) -> None:
+        apply(found.cut.frames[numbered[0]], live, numbered[1])
 
-def _peers(step: Step, found: Encoded) -> list[str]:
-    changed = found.manifest.statistics.changed_elements
-    row = [f"{step.density:.2%}", f"{found.stored_bytes / changed:.2f}"]
-    for size_of in PEERS.values():
-        size = size_of(step.old, step.new)
-        row.append(f"{size / changed:.2f} ({size / found.stored_bytes:.1f}x)")
-    return row
+    with ThreadPoolExecutor(2) as pool:
+        memcpy = wall_seconds(copying)
+        encoding = wall_seconds(lambda: list(pool.map(encode_one, frames)))
+        applying = wall_seconds(
+            lambda: [list(pool.map(apply_one, part)) for part in (deltas, back)]
+        )
+        decoding = wall_seconds(lambda: list(pool.map(decode_one, entries))) + applying / 2
+    reading = wall_seconds(lambda: fingerprint_weights(step.old, threads=2))
+    return [f"{memcpy / seconds:.2f}" for seconds in (encoding, decoding, reading)]

@@ -7,8 +7,8 @@ from typing import Final
 
 import torch
 
-from benchmarks.codec import encoded
 from benchmarks.report import Section
+from benchmarks.stored import encoded
 from benchmarks.timing import percentile
 from benchmarks.workload import Workload
 from plait_rollout import Move, MoveStep, TorchModuleEngine

@@ -1,0 +1,93 @@
+"""The same steps in other published formats."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.entropy import exponent_bytes, independent_bytes
+from benchmarks.peers import PEERS
+from benchmarks.report import Section
+from benchmarks.stored import Encoded, apply_all, decode, encode
+from benchmarks.timing import cpu_seconds, peak_bytes
+from benchmarks.workload import Step
+from plait.weights import ArrayWeights
+
+# What benchmarks.plot draws.
+POINTS: Final = Path(__file__).parent / "results" / "bytes-per-change.json"
+_RUNS: Final = 2
+
+
+def format_section(title: str, held: list[tuple[Step, Encoded]]) -> Section:
+    """Size, speed and memory of plait and of every emulated format."""
+    rows = [row for step, found in held for row in _rows(title, step, found)]
+    return Section(
+        f"Formats. {title}",
+        "Other systems' formats, emulated from their descriptions in numpy, without their "
+        "metadata. Processor time of one thread, as a share of memcpy's speed. Memory: the most "
+        "that encoding holds beyond the two versions, over one dense version.",
+        ["element density", "byte density", "format", "B per changed", "dense / stored",
+         "times plait", "encode / memcpy", "decode / memcpy", "encode memory / dense"],
+        rows,
+    )  # fmt: skip
+
+
+def _rows(title: str, step: Step, found: Encoded) -> list[list[str]]:
+    layout = step.old.layout
+    changed = found.manifest.statistics.changed_elements
+    source = np.concatenate([step.old.bits(t.name) for t in layout.tensors])
+    copy = np.empty_like(source)
+    memcpy = cpu_seconds(lambda: np.copyto(copy, source))
+    rows = []
+
+    def add(name: str, size: float, *speeds: str) -> None:
+        _keep(title, name, step.density, size / changed)
+        rows.append([
+            f"{step.density:.2%}", f"{step.byte_density:.2%}", name, f"{size / changed:.3f}",
+            f"{layout.dense_bytes / size:.1f}x", f"{size / found.stored_bytes:.2f}",
+            *(speeds or ("", "", "")),
+        ])  # fmt: skip
+
+    def measured(encoding: Callable[[], object], decoding: Callable[[], object]) -> list[str]:
+        return [
+            f"{memcpy / cpu_seconds(encoding, runs=_RUNS):.3f}",
+            f"{memcpy / cpu_seconds(decoding, runs=_RUNS):.3f}",
+            f"{peak_bytes(encoding) / layout.dense_bytes:.2f}",
+        ]
+
+    live = _copy(step.old)
+    add("limit: tensor and exponent", exponent_bytes(step.old, step.new))
+    add("limit: independent", independent_bytes(step.old, step.new))
+    add(
+        "plait", found.stored_bytes,
+        *measured(
+            lambda: encode(step, found.cut), lambda: apply_all(found.cut, live, decode(found))
+        ),
+    )  # fmt: skip
+    for peer in PEERS:
+        stored = peer.encode(step.old, step.new)
+        live = _copy(step.old)
+        peer.decode(stored, live)
+        for tensor in layout.tensors:
+            if not np.array_equal(live.bits(tensor.name), step.new.bits(tensor.name)):
+                raise AssertionError(f"{peer.name} doesn't reproduce {tensor.name}")
+        add(peer.name, sum(map(len, stored)), *measured(
+            lambda: peer.encode(step.old, step.new),  # noqa: B023
+            lambda: peer.decode(stored, live),  # noqa: B023
+        ))  # fmt: skip
+    return rows
+
+
+def _copy(weights: ArrayWeights) -> ArrayWeights:
+    names = [tensor.name for tensor in weights.layout.tensors]
+    return ArrayWeights(weights.layout, {name: weights.bits(name).copy() for name in names})
+
+
+def _keep(title: str, name: str, density: float, size: float) -> None:
+    points = json.loads(POINTS.read_text()) if POINTS.exists() else {}
+    lines = points.setdefault(title.split(" (")[0], {}).setdefault(name, {})
+    lines[f"{density:.6f}"] = round(size, 4)
+    POINTS.parent.mkdir(exist_ok=True)
+    POINTS.write_text(json.dumps(points, indent=1) + "\n")

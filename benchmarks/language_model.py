@@ -1,0 +1,82 @@
+"""Real steps: SmolLM2-135M under AdamW with policy gradients of real backward passes on text.
+
+Windows of plait's own documents stand in for rollouts; each has an advantage of +1 or -1, and the
+loss is the advantage times the mean negative log-probability, as in REINFORCE. FP32 masters,
+BF16 for the engine. Moments are built up over some steps first, because the first steps of a
+fresh optimizer are denser than any later one.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from torch import Tensor
+
+from benchmarks.workload import Step, measured_step
+from plait.layout import Layout, TensorSpec
+from plait_demo.model import base_model
+
+LEARNING_RATES: Final = (3e-7, 1e-6, 3e-6, 1e-5)
+_BURN_IN: Final = 8
+_TOKENS: Final = 96
+_WINDOWS: Final = 1
+_ROOT: Final = Path(__file__).parent.parent
+_DOCUMENTS: Final = _ROOT / "docs"
+_CACHE: Final = _ROOT / ".cache" / "plait-demo"
+_LOW_BITS: Final = 16  # that BF16 rounds away
+
+
+class LanguageModel:
+    """The model in training, at the moment where steps are measured."""
+
+    def __init__(self) -> None:
+        folder = base_model("smollm2", _CACHE)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        text = "\n".join(p.read_text() for p in sorted(_DOCUMENTS.glob("*.md")))
+        self._tokens = torch.tensor(tokenizer(text)["input_ids"])
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32
+        )
+        self._random = torch.Generator().manual_seed(1)
+        self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
+        self.layout = Layout.of(
+            TensorSpec(name, "BF16", tuple(p.shape)) for name, p in self._parameters.items()
+        )
+        self._spread()
+
+    def _spread(self) -> None:
+        """Puts each master anywhere within its BF16 value's rounding interval.
+
+        A checkpoint's lie in the middle, from where small steps reach no other value; after some
+        training they don't.
+        """
+        half = 1 << (_LOW_BITS - 1)
+        with torch.no_grad():
+            for parameter in self._parameters.values():
+                low = torch.randint(1 - half, half, parameter.shape, generator=self._random)
+                parameter.view(torch.int32).add_(low.int())
+
+    def steps(self) -> Iterator[Step]:
+        """One step at each learning rate, all from the same moment of training."""
+        optimizer = torch.optim.AdamW(self._parameters.values(), lr=1e-6, fused=True)
+        for _ in range(_BURN_IN):
+            self._backward()
+            optimizer.step()
+        gradients = []
+        for _ in range(2):
+            self._backward()
+            held = {name: p.grad for name, p in self._parameters.items()}
+            gradients.append({name: g.clone() for name, g in held.items() if g is not None})
+        for learning_rate in LEARNING_RATES:
+            yield measured_step(self.layout, self._parameters, optimizer, gradients, learning_rate)
+
+    def _backward(self) -> None:
+        self._model.zero_grad()
+        for _ in range(_WINDOWS):
+            last = self._tokens.numel() - _TOKENS
+            start = int(torch.randint(last, (1,), generator=self._random))
+            advantage = 1 - 2 * int(torch.randint(2, (1,), generator=self._random))
+            window = self._tokens[start : start + _TOKENS][None]
+            (advantage * self._model(input_ids=window, labels=window).loss).backward()
