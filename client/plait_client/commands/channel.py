@@ -85,7 +85,7 @@ def _move(
 ) -> ChannelDocument:
     if generation is None:
         generation = client.channel(policy, channel).generation
-    request = MoveRequest(
+    request = MoveRequest.of(
         to=to,
         expected_generation=generation,
         kind=kind,
