@@ -113,7 +113,10 @@ class Fetcher:
             cut = Cut.parse(self.document(digest))
             cut.check_against(layout)
             self._cuts[digest] = cut
-        return self._cuts[digest]
+        cut = self._cuts[digest]
+        if cut.layout_digest != layout.digest:
+            cut.check_against(layout)  # which refuses it
+        return cut
 
     def manifest(self, digest: str) -> Manifest:
         return Manifest.parse(self.document(digest))
