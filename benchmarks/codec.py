@@ -86,8 +86,8 @@ def codec_sections() -> list[Section]:
             f"A synthetic BF16 model of {workload.layout.total_elements:,} elements ({dense:,} "
             "bytes), one AdamW step. Element density: changed elements over all; byte density: "
             "changed bytes over all. Stored: chunk files and manifest. The limit is the entropy of "
-            "this very step if elements changed independently and alike. Budgets at 1 %: 1.25 B per "
-            "changed element; planes and stored within 2 % of the limit.",
+            "this very step if elements changed independently and alike. Budgets at 1 %: 1.25 B "
+            "per changed element; planes and stored within 2 % of the limit.",
             ["element density", "byte density", "learning rate", "stored bytes", "B per changed",
              "dense / stored", "limit, B per changed", "planes / limit", "stored / limit"],
             sizes,
