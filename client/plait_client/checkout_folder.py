@@ -15,12 +15,13 @@ Every build has a folder of its own, so that one which is cut short is never tak
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, TextIO
 
 from plait.errors import (
@@ -95,18 +96,31 @@ class CheckoutState:
             row: dict[str, Any] = json.loads(data)
             if row["format"] != STATE_FORMAT:
                 raise ValueError(f"format {row['format']!r}")
-            return cls(
+            state = cls(
                 phase=row["phase"],
                 version=HeldVersion(**row["version"]),
                 files=tuple(FileStamp(**stamp) for stamp in row["files"]),
                 leaving=tuple(row["leaving"]),
                 building=row["building"],
             )
+            state._check()
+            return state
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointInvalid(
                 f"{path} isn't a checkout's state: {error!r}",
                 remedy="check out with --rebuild to make the folder anew",
             ) from error
+
+    def _check(self) -> None:
+        """Names become paths that are written and removed. Raises ValueError, TypeError."""
+        if self.phase not in ("whole", "placing"):
+            raise ValueError(f"phase {self.phase!r}")
+        if self.phase == "placing" and not re.fullmatch(_BUILDING + "[0-9a-f]+", self.building):
+            raise ValueError(f"building {self.building!r}")
+        for name in (*self.leaving, *(stamp.name for stamp in self.files)):
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts:
+                raise ValueError(f"a file's name {name!r}")
 
 
 class CheckoutFolder:

@@ -178,9 +178,12 @@ class Fetcher:
             # One download for each digest: two of one file would race for nothing.
             distinct = {chunk.digest: chunk for chunk in wanted}
             futures = [pool.submit(fetch, chunk) for chunk in distinct.values()]
-            done, pending = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in pending:
-                future.cancel()
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                # After an interrupt too: the pool would fetch all that waits before it ends.
+                for future in futures:
+                    future.cancel()
             for future in done:
                 future.result()
 

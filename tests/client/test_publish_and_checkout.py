@@ -415,3 +415,33 @@ def test_what_does_not_exist_is_not_found(
         with pytest.raises(NotFound):
             checkout(client, f"{policy}@{ref}", tmp_path / "out", fetcher=fetcher)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"phase": "placing", "building": ""},
+        {"phase": "placing", "building": "building-0/../.."},
+        {"phase": "done"},
+        {"leaving": ["../../precious.txt"]},
+        {"leaving": ["/precious.txt"]},
+        {"files": [{"name": "../x", "size": 0, "mtime_ns": 0, "inode": 0}]},
+    ],
+)
+def test_a_state_file_that_names_other_places_is_refused_and_they_stay(
+    client: RegistryClient, fetcher: Fetcher, policy: str, tmp_path: Path, change: dict[str, object]
+) -> None:
+    """A folder may come from anybody."""
+    send(fetcher, policy, tmp_path / "1", checkpoints.first_bits())
+    out = tmp_path / "there" / "out"
+    checkout(client, policy, out, fetcher=fetcher)
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    path = out / ".plait/state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CheckpointInvalid, match="isn't a checkout's state"):
+        checkout(client, policy, out, fetcher=fetcher)
+    assert precious.exists()
+    assert checkout(client, policy, out, fetcher=fetcher, rebuild=True).way == "built"
+    assert precious.exists()
+    assert holds(out, checkpoints.first_bits())
