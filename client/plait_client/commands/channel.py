@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 import typer
 
 from plait.wire import ChannelDocument, MoveRequest
+from plait_client.commands.arguments import PolicyArgument
 from plait_client.connection import actor, connected
 from plait_client.output import JsonOption, Output
 from plait_client.registry import RegistryClient
 
-PolicyArgument = Annotated[str, typer.Argument(metavar="P")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
 ToOption = Annotated[str, typer.Option("--to", metavar="REF")]
 GenerationOption = Annotated[
