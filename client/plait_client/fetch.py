@@ -87,7 +87,8 @@ class Fetcher:
         self._cuts: dict[str, Cut] = {}
 
     @cached_property
-    def _store(self) -> Store | None:
+    def store(self) -> Store | None:
+        """Where the objects lie, if the caller reaches it itself."""
         return self._find_store()
 
     def document(self, digest: str) -> bytes:
@@ -197,15 +198,15 @@ class Fetcher:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _download_once(self, digest: str, size: int, key: str) -> bytes:
-        if self._store is not None and key:
+        if self.store is not None and key:
             try:
-                data = self._store.get(key)
+                data = self.store.get(key)
             except (ObjectMissing, StoreUnavailable) as error:
                 _logger.warning("reading %s through the registry instead: %s", key, error)
             else:
                 if len(data) == size and digest_of(data) == digest:
                     return data
-                raise DigestMismatch(f"{key} in {self._store.url} isn't {digest} of {size} bytes")
+                raise DigestMismatch(f"{key} in {self.store.url} isn't {digest} of {size} bytes")
         return self.client.chunk(digest, size)
 
 

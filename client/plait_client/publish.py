@@ -302,6 +302,7 @@ class _Publish:
             self._client,
             frames,
             workers=self._workers,
+            store=self._fetcher.store,
             keep=None if old is None else self._fetcher.cache.put,
         )
         if chunks:

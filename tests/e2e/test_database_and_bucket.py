@@ -96,6 +96,9 @@ def test_what_one_registry_takes_in_the_other_hands_out_bit_for_bit(
         )
         assert published["fingerprint"] == checkpoints.independent_fingerprint(bits)
         assert published["seq"] == number
+    files = (tmp_path / "1").rglob("*")
+    side_files = sum(f.stat().st_size for f in files if f.is_file() and f.suffix != ".safetensors")
+    assert passed_through(site.here, "in") <= side_files  # chunks were written to the bucket
     out = tmp_path / "out"
     for ref, bits in ((1, first), (2, second), (1, first), ("main", second)):
         site.plait(site.there, tmp_path / "b", "checkout", f"p@{ref}", out)
