@@ -64,7 +64,9 @@ def _row(dtype: str, bits: NDArray[Any]) -> list[str]:
     copy = np.empty_like(bits)
     memcpy = cpu_seconds(lambda: np.copyto(copy, bits))
     # One by one, as a pipeline holds them.
-    encoding = cpu_seconds(lambda: [None for n, f in enumerate(frames) if not encode_dense(n, f, weights)])  # noqa: E501
+    encoding = cpu_seconds(
+        lambda: [None for n, f in enumerate(frames) if not encode_dense(n, f, weights)]
+    )
     decoding = cpu_seconds(lambda: [None for e, f in pairs if decode_dense(e, f) is None])
     return [
         dtype,

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from plait.canonical import digest_of, is_digest
-from plait.errors import DigestMismatch
+from plait.errors import DigestMismatch, UsageError
 from plait_client.disk import disk_errors, write_atomically
 
-LIMIT_BYTES: Final = 64 << 30
+_LIMIT_BYTES: Final = 64 << 30
 _logger = logging.getLogger(__name__)
 
 # Eviction makes some room ahead, so that it doesn't run at every put.
@@ -32,17 +32,35 @@ def default_cache_root() -> Path:
     return Path(base) / "plait"
 
 
+def default_cache_limit() -> int:
+    """`$PLAIT_CACHE_BYTES`, or 64 GiB.
+
+    Raises:
+        UsageError: the variable isn't a number of bytes.
+    """
+    chosen = os.environ.get("PLAIT_CACHE_BYTES", "")
+    if not chosen:
+        return _LIMIT_BYTES
+    if not (chosen.isascii() and chosen.isdigit() and len(chosen) <= 18):
+        raise UsageError(
+            f"PLAIT_CACHE_BYTES is {chosen!r}; expected a number of bytes such as {_LIMIT_BYTES}"
+        )
+    return int(chosen)
+
+
 class ChunkCache:
     """Chunks and documents by digest.
 
     Attributes:
         root: the folder; made at the first put.
         limit_bytes: the least recently used objects go when there are more bytes than this.
+            Mirrors, which lie beside the objects, aren't counted.
     """
 
-    def __init__(self, root: Path | None = None, *, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, root: Path | None = None, *, limit_bytes: int | None = None) -> None:
+        """By default both come from the environment. Raises UsageError: it is off."""
         self.root = root if root is not None else default_cache_root()
-        self.limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes if limit_bytes is not None else default_cache_limit()
         self._objects = self.root / "objects"
         self._lock = threading.Lock()
         self._bytes: int | None = None  # estimate between evictions; None: not counted yet
@@ -69,8 +87,9 @@ class ChunkCache:
                 _logger.warning("removed %s from the cache: its bytes are not %s", path, digest)
                 path.unlink(missing_ok=True)
                 return None
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(path)  # the order of eviction
+            # The order of eviction. Another user's file can be read, but not be touched.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                os.utime(path)
         return data
 
     def get(self, digest: str, size: int | None = None) -> Path | None:
@@ -106,7 +125,10 @@ class ChunkCache:
             self._bytes = self.total_bytes() if self._bytes is None else self._bytes + added
             if self._bytes <= self.limit_bytes:
                 return
-            with self._only_evictor() as alone:
+            with (
+                disk_errors(f"remove old objects from {self.root}"),
+                self._only_evictor() as alone,
+            ):
                 self._bytes = self._evict() if alone else None
 
     @contextlib.contextmanager

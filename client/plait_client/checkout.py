@@ -10,23 +10,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from plait.errors import BaseMismatch, CorruptionError, FormatError, NoPlan
+from plait.errors import BaseMismatch, CorruptionError, DocumentInvalid, FormatError, NoPlan
 from plait.fingerprint import Fingerprint
 from plait.manifest import SideFile
 from plait.weights import fingerprint_weights
 from plait.wire import HeldState, PlanDocument, PlanStep
 from plait_client.build import build_weights, write_side_files
 from plait_client.cache import ChunkCache
-from plait_client.checkout_folder import CheckoutFolder, HeldVersion, open_checkout_folder
+from plait_client.checkout_folder import (
+    CheckoutFolder,
+    HeldVersion,
+    open_checkout_folder,
+    refuse_torn,
+)
 from plait_client.checkpoint import CheckpointFolder
 from plait_client.disk import disk_errors
 from plait_client.failpoints import failpoint
 from plait_client.fetch import FetchedStep, Fetcher
 from plait_client.journal import redo_records, write_journal
+from plait_client.plans import plan_stored
 from plait_client.progress import SILENT, Progress
 from plait_client.refs import split_ref
 from plait_client.registry import RegistryClient
-from plait_client.shards import write_side_file
+from plait_client.shards import copy_side_file
 from plait_client.steps import added_frames, groups_of
 
 Way = Literal["built", "moved", "already there"]
@@ -74,7 +80,8 @@ def checkout(
         UsageError: the folder holds something else.
         BaseMismatch: the folder or `base` isn't what it must be; nothing was written.
         UnknownBase, LayoutChanged, NoPlan: there is no way from what lies there.
-        CorruptionError, FormatError: stored bytes are damaged; the folder is as it was.
+        CorruptionError, FormatError: stored bytes are damaged, or the registry contradicts itself;
+            the folder is as it was, or whole at a version on the way.
         ConflictError: another run works on the folder.
         NoSpace, RegistryUnavailable, NotFound: see those classes.
     """
@@ -84,21 +91,6 @@ def checkout(
         repaired, rebuild = work.repair(rebuild=rebuild)
         result = work.run(policy, to, None if base is None else Path(base), rebuild=rebuild)
     return CheckoutResult(*result, repaired=repaired)
-
-
-def plan_stored(
-    client: RegistryClient, policy: str, to: str, held: HeldState | None = None
-) -> PlanDocument:
-    """The cheapest plan for a caller that has no external anchor's weights beside `held`.
-
-    One that begins at an external anchor comes only where nothing else leads there.
-    """
-    try:
-        return client.plan(policy, held, to, allow_external=False)
-    except NoPlan:
-        if held is not None:
-            raise
-    return client.plan(policy, None, to)
 
 
 class _Checkout:
@@ -117,16 +109,19 @@ class _Checkout:
         try:
             return self._place.repair(), False
         except (CorruptionError, FormatError):
-            if not self._place.journal.exists():
+            if not self._place.is_torn:
                 raise
-            # A move was cut short and can't be finished: only whole new files help.
+            # What was cut short can't be finished: only whole new files help.
             return True, True
 
     def run(
         self, policy: str, to: str, base: Path | None, *, rebuild: bool
     ) -> tuple[HeldVersion, Way, int, int]:
         held = None if rebuild else self._place.held()
-        source = CheckpointFolder(base) if base is not None and held is None else None
+        source = None
+        if base is not None and held is None:
+            refuse_torn(base)
+            source = CheckpointFolder(base)
         state = None if held is None else held.state
         if source is not None:
             state = HeldState(
@@ -179,6 +174,10 @@ class _Checkout:
 
     def _version_after(self, policy: str, step: PlanStep) -> HeldVersion:
         found = self._client.version(policy, str(step.to_seq))
+        if (found.layout_digest, found.fingerprint) != (step.layout_digest, step.target):
+            raise DocumentInvalid(
+                f"the plan calls {step.target} version {found.seq}, which has {found.fingerprint}"
+            )
         return HeldVersion(
             policy, found.seq, found.version_digest, found.layout_digest, found.fingerprint
         )
@@ -190,10 +189,10 @@ class _Checkout:
         source: CheckpointFolder | None,
         version: HeldVersion,
     ) -> None:
-        folder = self._place.start_building()
+        building = self._place.start_building()
         from_anchor = bool(steps) and steps[0].step.kind == "anchor"
         build_weights(
-            folder,
+            building,
             self._fetcher.layout(plan.layout_digest),
             steps,
             source=None if from_anchor else source,
@@ -202,12 +201,12 @@ class _Checkout:
         )
         side_files = steps[0].manifest.side_files if from_anchor else self._side_files(plan)
         if side_files is not None:
-            write_side_files(folder, side_files, self._fetcher)
+            write_side_files(building, side_files, self._fetcher)
         elif source is not None:
             for name, path in source.side_files():
-                write_side_file(folder, name, path.read_bytes())
+                copy_side_file(building, name, path)
         failpoint("build.done")
-        self._place.place(version)
+        self._place.place(building, version)
 
     def _side_files(self, plan: PlanDocument) -> tuple[SideFile, ...] | None:
         """Of the anchor that the version stems from; None: an external one, which has none."""

@@ -52,6 +52,7 @@ class CheckpointFolder:
         self._mode: Literal["r", "r+"] = "r+" if writable else "r"
         with disk_errors(f"read {self.path}"):
             self.files = _weight_files(self.path)
+            self._opened = self._looks()
             held = {name: read_header(self.path / name) for name in self.files}
         self._place: dict[str, tuple[str, StoredTensor]] = {}
         for file, tensors in held.items():
@@ -85,19 +86,39 @@ class CheckpointFolder:
             LimitExceeded: a file too large, or too many.
             DocumentInvalid: a name that no other machine could write.
         """
-        for number, name in enumerate(sorted(_other_files(self.path))):
+        with disk_errors(f"read {self.path}"):
+            names = sorted(_other_files(self.path))
+        if len(names) > SIDE_FILES_MAX:
+            raise LimitExceeded(
+                f"{self.path} holds {len(names)} side files; at most {SIDE_FILES_MAX} travel",
+                remedy="move them out of the folder that is published",
+            )
+        for name in names:
             path = self.path / check_side_file_name(name)
-            _check_inside(self.path, path)
-            if not path.is_file():
-                raise CheckpointInvalid(f"{path} isn't a regular file")
-            if number >= SIDE_FILES_MAX:
-                raise LimitExceeded(f"{self.path} holds more than {SIDE_FILES_MAX} side files")
-            if (size := path.stat().st_size) > SIDE_FILE_BYTES_MAX:
+            with disk_errors(f"read {path}"):
+                _check_inside(self.path, path)
+                if not path.is_file():
+                    raise CheckpointInvalid(f"{path} isn't a regular file")
+                size = path.stat().st_size
+            if size > SIDE_FILE_BYTES_MAX:
                 raise LimitExceeded(
                     f"{path} has {size} bytes; a side file has at most {SIDE_FILE_BYTES_MAX}",
                     remedy="move it out of the folder that is published",
                 )
             yield name, path
+
+    def require_unchanged(self) -> None:
+        """After reading: the files are the ones that were opened, and nobody wrote to them.
+
+        Raises:
+            CheckpointInvalid: somebody did; what was read may be of two checkpoints.
+        """
+        with disk_errors(f"read {self.path}"):
+            if _weight_files(self.path) != self.files or self._looks() != self._opened:
+                raise CheckpointInvalid(
+                    f"{self.path} changed while it was read",
+                    remedy="do it again when nobody writes to it",
+                )
 
     def flush(self) -> None:
         """Make what was written through `bits` durable."""
@@ -105,6 +126,10 @@ class CheckpointFolder:
             with disk_errors(f"write {self.path / file}"):
                 mapped.flush()
                 sync_file(self.path / file)
+
+    def _looks(self) -> list[tuple[int, int, int]]:
+        found = [(self.path / name).stat() for name in self.files]
+        return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
 
     def _add(self, file: str, tensor: StoredTensor) -> None:
         name = tensor.spec.name

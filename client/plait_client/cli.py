@@ -6,16 +6,17 @@ says what to install.
 """
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from io import TextIOWrapper
 from typing import Any, Final, NoReturn
 
 import typer
+from typer._click.exceptions import ClickException
 
 import plait_client
-from plait.errors import NotInstalledError, PlaitError
+from plait.errors import NotInstalledError, PlaitError, UsageError
 from plait_client.output import print_error
 
 GROUP: Final = "plait.commands"
@@ -52,18 +53,25 @@ def main() -> NoReturn:
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    # A file's name may be bytes that no encoding has.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    as_json = "--json" in sys.argv[1:]
     try:
-        build_app()()
+        code = build_app()(standalone_mode=False)
     except PlaitError as error:
-        print_error(error, as_json="--json" in sys.argv[1:])
+        print_error(error, as_json=as_json)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except ClickException as error:
+        if as_json:
+            print_error(UsageError(error.format_message()), as_json=True)
+        else:
+            error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except BrokenPipeError:
-        # `plait log | head`: the reader has enough. Python would complain once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    sys.exit(0)
+    sys.exit(code or 0)
 
 
 def _print_version(wanted: bool) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.errors import NoPlan
 from plait.layout import Layout
 from plait.weights import Weights
 from plait.wire import HeldState, VersionDocument
 from plait_client.checkout import checkout
 from plait_client.checkpoint import CheckpointFolder
+from plait_client.disk import disk_errors
 from plait_client.fetch import FetchedStep, Fetcher
+from plait_client.plans import check_plan
 from plait_client.progress import Progress
 from plait_client.steps import added_frames, groups_of
 from plait_client.words import by_tensor
@@ -48,13 +51,15 @@ def compare_versions(
             fetcher.layout(second.layout_digest), what=f"{second.policy}@{second.seq}"
         )
     held = HeldState(layout_digest=first.layout_digest, fingerprint=first.fingerprint)
-    plan = fetcher.client.plan(first.policy, held, second.version_digest)
-    if all(step.kind in ("forward", "reverse") for step in plan.steps):
+    try:
+        plan = fetcher.client.plan(first.policy, held, second.version_digest, allow_anchor=False)
+    except NoPlan:
+        counts = _counts_of_checkouts(fetcher, first, second, progress)
+    else:
+        check_plan(plan, held)
         progress.begin("fetching", plan.total_bytes)
         steps = [fetcher.fetch_step(step, progress) for step in plan.steps]
         counts = _counts_of_deltas(steps, layout)
-    else:
-        counts = _counts_of_checkouts(fetcher, first, second, progress)
     return [
         TensorChange(tensor.name, tensor.dtype, tensor.shape, counts[tensor.name], tensor.items)
         for tensor in layout.tensors
@@ -86,7 +91,8 @@ def _count(parts: Sequence[tuple[NDArray[np.int64], NDArray[Any]]]) -> int:
 def _counts_of_checkouts(
     fetcher: Fetcher, first: VersionDocument, second: VersionDocument, progress: Progress
 ) -> dict[str, int]:
-    fetcher.cache.root.mkdir(parents=True, exist_ok=True)
+    with disk_errors(f"write {fetcher.cache.root}"):
+        fetcher.cache.root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=fetcher.cache.root, prefix="diff-") as name:
         folders = []
         for version in (first, second):

@@ -1,6 +1,7 @@
 """What a command needs to reach the registry, from the environment.
 
-`PLAIT_URL` is the registry's address, `PLAIT_TOKEN` the bearer token, `PLAIT_CACHE` the cache.
+`PLAIT_URL` is the registry's address, `PLAIT_TOKEN` the bearer token, `PLAIT_CACHE` the cache and
+`PLAIT_CACHE_BYTES` what it may hold.
 """
 
 import getpass
@@ -26,7 +27,7 @@ def connected() -> Iterator[RegistryClient]:
     """A client of the environment's registry.
 
     Raises:
-        UsageError: `PLAIT_URL` isn't an address.
+        UsageError: `PLAIT_URL` isn't an address, or `PLAIT_TOKEN` no token.
     """
     with RegistryClient(registry_url(), token=os.environ.get("PLAIT_TOKEN") or None) as client:
         yield client

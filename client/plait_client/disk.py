@@ -10,6 +10,7 @@ from typing import Final
 
 from plait.errors import NoSpace, StoreError
 
+TEMPORARY_PREFIX: Final = ".tmp-"  # of files that a killed process may leave behind
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -35,7 +36,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     The mode follows the umask. Raises OSError.
     """
-    temporary = path.with_name(f".tmp-{secrets.token_hex(8)}")
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o666)
     try:

@@ -87,7 +87,8 @@ class Fetcher:
         self._cuts: dict[str, Cut] = {}
 
     @cached_property
-    def _store(self) -> Store | None:
+    def store(self) -> Store | None:
+        """Where the objects lie, if the caller reaches it itself."""
         return self._find_store()
 
     def document(self, digest: str) -> bytes:
@@ -113,7 +114,10 @@ class Fetcher:
             cut = Cut.parse(self.document(digest))
             cut.check_against(layout)
             self._cuts[digest] = cut
-        return self._cuts[digest]
+        cut = self._cuts[digest]
+        if cut.layout_digest != layout.digest:
+            cut.check_against(layout)  # which refuses it
+        return cut
 
     def manifest(self, digest: str) -> Manifest:
         return Manifest.parse(self.document(digest))
@@ -175,9 +179,12 @@ class Fetcher:
             # One download for each digest: two of one file would race for nothing.
             distinct = {chunk.digest: chunk for chunk in wanted}
             futures = [pool.submit(fetch, chunk) for chunk in distinct.values()]
-            done, pending = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in pending:
-                future.cancel()
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                # After an interrupt too: the pool would fetch all that waits before it ends.
+                for future in futures:
+                    future.cancel()
             for future in done:
                 future.result()
 
@@ -191,15 +198,15 @@ class Fetcher:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _download_once(self, digest: str, size: int, key: str) -> bytes:
-        if self._store is not None and key:
+        if self.store is not None and key:
             try:
-                data = self._store.get(key)
+                data = self.store.get(key)
             except (ObjectMissing, StoreUnavailable) as error:
                 _logger.warning("reading %s through the registry instead: %s", key, error)
             else:
                 if len(data) == size and digest_of(data) == digest:
                     return data
-                raise DigestMismatch(f"{key} in {self._store.url} isn't {digest} of {size} bytes")
+                raise DigestMismatch(f"{key} in {self.store.url} isn't {digest} of {size} bytes")
         return self.client.chunk(digest, size)
 
 

@@ -31,6 +31,7 @@ from plait_client.disk import sync_folder
 from plait_client.failpoints import failpoint
 from plait_client.words import Words, read_items, write_items
 
+TEMPORARY: Final = "journal.tmp"  # name of a journal that isn't whole yet
 _MAGIC: Final = b"plait-redo/1\n"
 _LENGTH: Final = struct.Struct("<Q")
 _RECORD: Final = struct.Struct("<QQQQ")
@@ -93,7 +94,7 @@ def write_journal(
         BaseMismatch: from `records`.
         OSError: the disk refuses.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(TEMPORARY)
     total = ZERO
     with temporary.open("wb") as file:
         sink = _Hashing(file)

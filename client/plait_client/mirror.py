@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from plait.errors import BaseMismatch, CorruptionError, FormatError, PlaitError, UnknownBase
+from plait.errors import CorruptionError, FormatError, LineageError, PlaitError
 from plait.fingerprint import Fingerprint
 from plait.wire import VersionDocument
 from plait_client.build import build_weights
@@ -42,7 +42,7 @@ class Mirror:
         """
         try:
             self._check_out(version, rebuild=False)
-        except (BaseMismatch, UnknownBase, CorruptionError, FormatError) as error:
+        except (LineageError, CorruptionError, FormatError) as error:
             if not (self.path / STATE_FOLDER / "state.json").exists():
                 raise
             _logger.warning("the mirror %s is made anew: %s", self.path, error)
@@ -87,15 +87,16 @@ class Mirror:
             version.fingerprint,
         )
         with open_checkout_folder(self.path) as place:
+            building = place.start_building()
             build_weights(
-                place.start_building(),
+                building,
                 published.layout,
                 (),
                 source=published,
                 expected=Fingerprint.parse(version.fingerprint),
                 progress=self._progress,
             )
-            place.place(held)
+            place.place(building, held)
 
 
 @contextmanager
@@ -109,5 +110,10 @@ def open_mirror(policy: str, fetcher: Fetcher, progress: Progress) -> Iterator[M
         root.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(path.name + ".lock").open("a")
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with disk_errors(f"lock the mirror {path}"):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _logger.warning("waiting for another publish of policy %r on this machine", policy)
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield Mirror(path, policy, fetcher, progress)

@@ -6,6 +6,7 @@ standard error. An error there is a line and its remedy, or with `--json` a prob
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,8 +27,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from plait.errors import PlaitError
+from plait.errors import PlaitError, StoreError
 from plait.wire import problem_of
+from plait_client.disk import disk_errors
 from plait_client.progress import SILENT, Progress
 
 _PIPE_WIDTH: Final = 400
@@ -52,12 +54,15 @@ class Output:
             plain = document
             if isinstance(document, BaseModel):
                 plain = document.model_dump(mode="json", by_alias=True)
-            sys.stdout.write(json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
+            with _written():
+                # ASCII only: a file's name may be no text, and the terminal's encoding any.
+                sys.stdout.write(json.dumps(plain, indent=2) + "\n")
 
     def line(self, text: str) -> None:
         """One line for people."""
         if not self.as_json:
-            self._console.print(text, markup=False)
+            with _written():
+                self._console.print(text, markup=False)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """A table for people; numbers stand to the right."""
@@ -70,7 +75,8 @@ class Output:
         for row in rows:
             # As Text: a tensor's name may look like markup.
             table.add_row(*(Text(_cell(value)) for value in row))
-        self._console.print(table)
+        with _written():
+            self._console.print(table)
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
@@ -109,11 +115,35 @@ class _BarProgress:
 def print_error(error: PlaitError, *, as_json: bool) -> None:
     """An error on standard error: what, and what to do about it."""
     if as_json:
-        sys.stderr.write(problem_of(error).model_dump_json() + "\n")
+        problem = problem_of(error).model_dump()
+        sys.stderr.write(json.dumps(problem, separators=(",", ":"), default=str) + "\n")
         return
     sys.stderr.write(f"error: {error.message}\n")
     if error.remedy:
         sys.stderr.write(f"       {error.remedy}\n")
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Around what goes to standard output: it is out when the block ends.
+
+    Raises:
+        SystemExit: with 0: the reader has enough (`plait log | head`).
+        StoreError, NoSpace: nothing can be written there.
+    """
+    try:
+        with disk_errors("write to standard output"):
+            try:
+                yield
+                sys.stdout.flush()
+            except OSError:
+                # Python flushes what is left once more at its exit, and would complain again.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise
+    except StoreError as error:
+        if isinstance(error.__cause__, BrokenPipeError):
+            raise SystemExit(0) from error
+        raise
 
 
 def human_bytes(size: int) -> str:

@@ -21,9 +21,10 @@ from plait.errors import (
 )
 from plait.fingerprint import Fingerprint
 from plait.grain import SlottedCut, grain_cut, kv_heads_of
-from plait.manifest import ChunkEntry, Manifest, SideFile, Statistics, VersionRecord, check_name
+from plait.manifest import ChunkEntry, Manifest, SideFile, Statistics, VersionRecord
 from plait.weights import Weights, fingerprint_weights
 from plait.wire import VersionDocument
+from plait_client.checkout_folder import refuse_torn
 from plait_client.checkpoint import CheckpointFolder
 from plait_client.encode import FrameEncoder
 from plait_client.failpoints import failpoint
@@ -31,7 +32,9 @@ from plait_client.fetch import Fetcher
 from plait_client.mirror import Mirror, open_mirror
 from plait_client.pending import Pending, PendingCommit
 from plait_client.progress import SILENT, Progress
+from plait_client.refs import usable_name
 from plait_client.registry import RegistryClient
+from plait_client.shards import read_side_file
 from plait_client.upload import (
     commit_version,
     put_cut,
@@ -86,14 +89,17 @@ def publish(
     """Publish a folder; returns the committed version.
 
     Raises:
+        UsageError: names that no policy or channel can have, or a channel without a base.
         CheckpointInvalid, LayoutInvalid, LimitExceeded: the folder isn't one checkpoint.
         LayoutChanged: other names, dtypes or shapes than the head's: needs a new anchor.
         BaseMismatch: `base` isn't the head, or an external line has no base here yet.
         HeadMoved: somebody published meanwhile; nothing is lost, publish again.
         CommitUnknown, RegistryUnavailable: publish again; a commit that happened is found.
     """
-    check_name(request.policy, "policy")
-    check_name(request.channel, "channel")
+    usable_name(request.policy, "policy")
+    usable_name(request.channel, "channel")
+    for folder in filter(None, (request.folder, request.base)):
+        refuse_torn(folder)
     new = CheckpointFolder(request.folder)
     side_files = list(new.side_files())
     with open_mirror(request.policy, fetcher, progress or SILENT) as mirror:
@@ -140,10 +146,7 @@ class _Publish:
             request.message,
         )
         if same and before.fingerprint == str(fingerprint_weights(self._new)):
-            try:
-                return self._client.find_commit(request.policy, before.version_digest)
-            except NotFound:
-                return None
+            return self._client.find_commit(request.policy, before.version_digest)
         return None
 
     def commit(self, side_files: list[tuple[str, Path]]) -> VersionDocument:
@@ -152,6 +155,7 @@ class _Publish:
             manifest = self._anchor(side_files)
         else:
             manifest = self._delta(head.version)
+        self._new.require_unchanged()
         record = VersionRecord(
             policy=self._request.policy,
             layout=manifest.layout,
@@ -261,9 +265,9 @@ class _Publish:
                 encoder, chunks = self._upload(cut, self._mirror.rebuild(head))
             if base + encoder.increment != target:
                 raise FingerprintMismatch(
-                    f"{self._new.path} changed while it was read: base and changes add up to "
+                    f"{self._new.path} or its base changed while it was read: they add up to "
                     f"{base + encoder.increment}, a full pass found {target}",
-                    remedy="publish again when nobody writes to it",
+                    remedy="publish again when nobody writes to them",
                 )
             changed_elements, changed_bytes = encoder.changed_elements, encoder.changed_bytes
         return Manifest(
@@ -313,6 +317,7 @@ class _Publish:
             frames,
             slot=slotted.slots,
             workers=self._workers,
+            store=self._fetcher.store,
             keep=None if old is None else self._fetcher.cache.put,
         )
         if chunks:
@@ -320,7 +325,7 @@ class _Publish:
         return encoder, chunks
 
     def _upload_side_file(self, name: str, path: Path) -> SideFile:
-        data = path.read_bytes()
+        data = read_side_file(path)
         side_file = SideFile(name=name, digest=digest_of(data), size=len(data))
         upload_object(self._client, side_file.digest, data)
         return side_file

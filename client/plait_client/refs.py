@@ -14,8 +14,17 @@ def split_ref(text: str, *, default: str = DEFAULT_REF) -> tuple[str, str]:
         UsageError: no policy's name, or no REF.
     """
     policy, at, ref = text.partition("@")
-    try:
-        check_name(policy, "policy")
-    except DocumentInvalid as error:
-        raise UsageError(error.message, remedy="expected POLICY or POLICY@REF") from error
+    usable_name(policy, "policy", remedy="expected POLICY or POLICY@REF")
     return policy, str(parse_ref(ref if at else default))
+
+
+def usable_name(name: str, noun: str, *, remedy: str = "") -> str:
+    """The name, if a policy, channel or replica can have it.
+
+    Raises:
+        UsageError: none can.
+    """
+    try:
+        return check_name(name, noun)
+    except DocumentInvalid as error:
+        raise UsageError(error.message, remedy=remedy) from error

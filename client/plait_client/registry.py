@@ -4,6 +4,7 @@ Synchronous and safe to share between threads. Every error is plait's own. What 
 digest is checked against it before it is handed on.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -121,7 +122,7 @@ class RegistryClient:
 
     def create_policy(self, name: str) -> PolicyDocument:
         """Raises AlreadyExists if it does. Never repeated: a lost answer leaves that open."""
-        body = _body(CreatePolicy(name=name))
+        body = _body(CreatePolicy.of(name=name))
         return parsed(PolicyDocument, self._post("/v1/policies", body, repeatable=False))
 
     def policies(self) -> list[PolicyDocument]:
@@ -165,7 +166,7 @@ class RegistryClient:
         """Those that the registry doesn't hold, in the order given."""
         missing: set[str] = set()
         for start in range(0, len(digests), CHUNKS_PER_MANIFEST_MAX):
-            part = MissingRequest(digests=list(digests[start : start + CHUNKS_PER_MANIFEST_MAX]))
+            part = MissingRequest.of(digests=list(digests[start : start + CHUNKS_PER_MANIFEST_MAX]))
             response = self._post("/v1/chunks:missing", _body(part))
             missing.update(parsed(MissingResponse, response).missing)
         return [digest for digest in digests if digest in missing]
@@ -176,7 +177,7 @@ class RegistryClient:
 
     def adopt_chunk(self, digest: str, *, key: str, size: int) -> ChunkDocument:
         """Tell the registry of an object that the caller wrote into the store itself."""
-        body = _body(AdoptRequest(key=key, size=size))
+        body = _body(AdoptRequest.of(key=key, size=size))
         return parsed(ChunkDocument, self._post(_path("chunks", digest) + ":adopt", body))
 
     def chunk(self, digest: str, size: int | None = None) -> bytes:
@@ -201,13 +202,14 @@ class RegistryClient:
 
         Raises:
             HeadMoved, GenerationMoved: somebody else was first.
+            RegistryUnavailable: the request never reached the registry; nothing is committed.
             CommitUnknown: the registry went away before it could say; ask again by the digest.
         """
         path, body = _path("policies", policy) + "/commits", _body(request)
         try:
             response = self._post(path, body, repeatable=False)
         except (RegistryUnavailable, ServiceError) as error:
-            if not _unknown(error):
+            if not _unknown(error) or error.details.get("sent") is False:
                 raise
         else:
             return parsed(VersionDocument, response)
@@ -282,12 +284,13 @@ class RegistryClient:
 
         Args:
             etag: `etag_of` the document that the caller knows; None: answer at once.
-            wait: seconds, at most; the registry may answer sooner.
+            wait: seconds, at most, to the full second; the registry may answer sooner.
 
         Returns:
             The channel's document, or None: still where it was.
         """
-        headers = {"Prefer": f"wait={max(int(wait), 0)}"}
+        # Rounded up: a wait of nothing would be answered at once, and asked again at once.
+        headers = {"Prefer": f"wait={max(math.ceil(wait), 0)}"}
         if etag is not None:
             headers["If-None-Match"] = etag
         response = self._get(
@@ -298,7 +301,7 @@ class RegistryClient:
     def create_channel(
         self, policy: str, channel: str, *, to: str, actor: str = ""
     ) -> ChannelDocument:
-        body = _body(CreateChannel(name=channel, to=to, actor=actor))
+        body = _body(CreateChannel.of(name=channel, to=to, actor=actor))
         path = _path("policies", policy) + "/channels"
         return parsed(ChannelDocument, self._post(path, body, repeatable=False))
 
@@ -314,15 +317,30 @@ class RegistryClient:
     # Plans and replicas -------------------------------------------------------------------------
 
     def plan(
-        self, policy: str, held: HeldState | None, to: str, *, allow_external: bool = True
+        self,
+        policy: str,
+        held: HeldState | None,
+        to: str,
+        *,
+        allow_external: bool = True,
+        allow_anchor: bool = True,
     ) -> PlanDocument:
         """The cheapest way from what the caller holds (None: nothing) to a REF.
 
         Args:
             allow_external: a plan from nothing may begin at weights that the registry doesn't
                 hold, and that cost nothing because the caller has them.
+            allow_anchor: it may begin at an anchor, which leads from any weights to any others but
+                replaces all of them; else it is made of deltas alone.
+
+        Raises:
+            NoPlan: no chain of what is allowed leads there.
         """
-        body = _body(PlanRequest(held=held, to=to, allow_external=allow_external))
+        body = _body(
+            PlanRequest.of(
+                held=held, to=to, allow_external=allow_external, allow_anchor=allow_anchor
+            )
+        )
         return parsed(PlanDocument, self._post(_path("policies", policy) + "/plan", body))
 
     def report_replica(self, policy: str, replica: str, report: ReplicaReport) -> ReplicaDocument:

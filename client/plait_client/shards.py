@@ -111,8 +111,19 @@ def write_checkpoint(
         pass
     written.flush()
     for name, source in side_files:
-        write_side_file(folder, name, source.read_bytes())
+        copy_side_file(folder, name, source)
     return written
+
+
+def copy_side_file(folder: Path, name: str, source: Path) -> None:
+    """Write a side file as `source` has it. Raises StoreError, NoSpace."""
+    write_side_file(folder, name, read_side_file(source))
+
+
+def read_side_file(path: Path) -> bytes:
+    """Raises StoreError: the system refuses."""
+    with disk_errors(f"read {path}"):
+        return path.read_bytes()
 
 
 def write_side_file(folder: Path, name: str, data: bytes) -> None:

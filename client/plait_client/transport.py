@@ -26,6 +26,9 @@ _BACKOFF_MOST: Final = 8.0
 _RETRY_AFTER_MOST: Final = 30.0  # a registry that asks for more is away, as far as one call goes
 _UNREADY: Final = frozenset({408, 425, 429, 502, 503, 504})
 
+# No connection, so no byte of the request has left.
+_NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
 Document = TypeVar("Document", bound=BaseModel)
 
 
@@ -44,11 +47,11 @@ class HttpTransport:
         """Opens no connection yet.
 
         Raises:
-            UsageError: `url` isn't an http or https address.
+            UsageError: `url` isn't an http or https address, or the token isn't one.
         """
         headers = {"User-Agent": "plait"}
         if token:
-            headers["Authorization"] = f"Bearer {token}"
+            headers["Authorization"] = f"Bearer {_sendable(token)}"
         self.url = url.rstrip("/")
         self.timeout = timeout
         self._attempts = attempts
@@ -79,12 +82,14 @@ class HttpTransport:
         """The response to one request, its body read; 304 counts as success.
 
         Args:
-            repeatable: may be sent again after a lost answer.
+            repeatable: may be sent again after a lost answer. One that never left is always
+                tried again.
             read_timeout: seconds to wait for bytes, if other than the client's.
             content: `params`, `headers`, `content` as httpx has them.
 
         Raises:
-            RegistryUnavailable: no answer, or one that says "later", at every attempt.
+            RegistryUnavailable: no answer, or one that says "later", at every attempt. Its detail
+                `sent` is False if the last one certainly never reached the registry.
             PlaitError: whatever the registry's problem document says.
         """
         for attempt in range(self._attempts):
@@ -92,7 +97,8 @@ class HttpTransport:
                 return self._once(method, path, read_timeout, content)
             except (RegistryUnavailable, ServiceError) as error:
                 last = attempt == self._attempts - 1
-                if last or not (repeatable and _passing(error)):
+                never_sent = error.details.get("sent") is False
+                if last or not (_passing(error) and (repeatable or never_sent)):
                     raise
                 time.sleep(_pause(attempt, error.details.get("retry_after")))
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -108,6 +114,7 @@ class HttpTransport:
             raise RegistryUnavailable(
                 f"no answer from the registry at {self.url}: {_words(error)}",
                 remedy="is it running, and is PLAIT_URL its address? This call may be repeated",
+                sent=not isinstance(error, _NEVER_SENT),
             ) from error
         except httpx.InvalidURL as error:
             raise UsageError(f"{path!r} can't be part of an address: {error}") from error
@@ -140,7 +147,7 @@ def _refusal(response: httpx.Response) -> PlaitError:
     after = response.headers.get("Retry-After", "")
     if after.isdigit():
         error.details["retry_after"] = int(after)
-    error.details.setdefault("status", response.status_code)
+    error.details["status"] = response.status_code
     return error
 
 
@@ -170,3 +177,13 @@ def _pause(attempt: int, retry_after: object) -> float:
 
 def _words(error: httpx.HTTPError) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _sendable(token: str) -> str:
+    """The token, if a header can carry it. The message doesn't show it: it is a secret."""
+    if token.isascii() and token.isprintable() and " " not in token:
+        return token
+    raise UsageError(
+        "the token (PLAIT_TOKEN) holds a space, a line's end or another character that none has",
+        remedy="set it to the token alone",
+    )

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.codec.chunks import read_chunk
-from plait.errors import CheckpointInvalid, FingerprintMismatch
+from plait.errors import FingerprintMismatch
 from plait.fingerprint import ZERO, Fingerprint
 from plait.manifest import Manifest
 from plait.weights import fingerprint_weights
 from plait.wire import PlanStep, VersionDocument
-from plait_client.checkout import plan_stored
-from plait_client.checkpoint import STATE_FOLDER, CheckpointFolder
+from plait_client.checkout_folder import refuse_torn
+from plait_client.checkpoint import CheckpointFolder
+from plait_client.plans import plan_stored
 from plait_client.progress import Progress
 from plait_client.registry import RegistryClient
 
@@ -63,19 +64,17 @@ def verify_folder(folder: Path, version: VersionDocument) -> Verification:
     """Read every weight of a folder.
 
     Raises:
-        LayoutChanged, FingerprintMismatch: it doesn't hold the version.
+        FingerprintMismatch: it doesn't hold the version.
         CheckpointInvalid: it isn't one checkpoint, or a killed checkout waits for its repair.
     """
-    if (folder / STATE_FOLDER / "journal").exists():
-        raise CheckpointInvalid(
-            f"{folder} is in the middle of a move", remedy="run the checkout again to finish it"
-        )
+    refuse_torn(folder)
     weights = CheckpointFolder(folder)
     found = fingerprint_weights(weights)
     if weights.layout.digest != version.layout_digest or str(found) != version.fingerprint:
         raise FingerprintMismatch(
             f"{folder} isn't {version.policy}@{version.seq}: it has layout {weights.layout.digest} "
             f"and fingerprint {found}, expected {version.layout_digest} and {version.fingerprint}",
+            remedy="check the version out again, or name the one that the folder should hold",
             expected=version.fingerprint,
             found=str(found),
         )

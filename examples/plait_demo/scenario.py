@@ -223,7 +223,7 @@ def play(scenario: Scenario) -> None:
     """Plays all acts; one that can't go on is a failed proof."""
     try:
         scenario.play()
-    except PlaitError as error:
+    except (PlaitError, TimeoutError) as error:
         scenario.proofs.check(Claim.FINISHED, False, f"{type(error).__name__}: {error}")
     else:
         scenario.proofs.check(Claim.FINISHED, True, "")

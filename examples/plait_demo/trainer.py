@@ -2,7 +2,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import torch
 
@@ -11,6 +11,8 @@ from plait_client.registry import RegistryClient
 from plait_demo.learner import Learner
 from plait_demo.settings import POLICY, Settings
 from plait_trainer import Publisher
+
+_PATIENCE_S: Final = 60.0  # with a registry that is on this very machine
 
 
 class Trainer:
@@ -34,6 +36,7 @@ class Trainer:
             external=True,
             side_files=base,
             actor="demo trainer",
+            patience=_PATIENCE_S,
             attach=checkpoint is None,
         )
         if checkpoint is not None:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from plait.errors import UsageError
+from plait.errors import ServiceError, UsageError
 from plait_client.connection import connected, fetcher_of
 from plait_client.output import JsonOption, Output
 from plait_client.progress import SILENT, Progress
+from plait_client.refs import usable_name
 from plait_rollout.status import Status
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ def follow_command(
 
     output = Output(as_json=json)
     target = Target(engine, mode.value, spool, directory, base, reloads=not no_reload)
-    name = name or target.name
+    name = usable_name(name or target.name, "replica")
+    usable_name(policy, "policy")
+    usable_name(channel, "channel")
     options = FollowOptions(allowed_lag=allowed_lag, verify_seconds=verify_every, location=location)
     with connected() as client, _progress(output, shown=once) as progress:
         fetcher = fetcher_of(client)
@@ -86,7 +89,8 @@ def follow_command(
             name=name,
             memory=default_cache_root() / "follow" / f"{policy}.{channel}.{name}.json",
             options=options,
-            on_change=lambda status: _show(status, output),
+            # What `--once` can't do is said as the command's own error.
+            on_change=lambda status: None if once and status.error else _show(status, output),
         )
         try:
             status = _once(follower) if once else _until_signal(follower, listen)
@@ -109,7 +113,8 @@ def _until_signal(follower: "Follower", listen: str | None) -> Status:
         follower.start()
         # An Event without a timeout would hold back the signals' handlers.
         while not stop.wait(0.5):
-            pass
+            if not follower.is_following:
+                raise ServiceError("the follower ended by an unexpected error, said above")
         follower.stop(wait=False)
     return follower.status()
 

@@ -7,7 +7,7 @@ from plait.fingerprint import Fingerprint
 from plait.layout import Layout
 from plait.weights import fingerprint_weights
 from plait_client.checkout import checkout
-from plait_client.checkout_folder import open_checkout_folder
+from plait_client.checkout_folder import HeldVersion, open_checkout_folder, untouched
 from plait_client.checkpoint import STATE_FOLDER, CheckpointFolder
 from plait_client.fetch import Fetcher
 from plait_client.progress import SILENT, Progress
@@ -59,16 +59,21 @@ class DirectoryReplica:
         try:
             with open_checkout_folder(self.path) as place:
                 place.repair()
-            folder = CheckpointFolder(self.path)
-            self._held = Held(folder.layout.digest, fingerprint_weights(folder), stamp="")
+                folder = CheckpointFolder(self.path)
+                held = Held(folder.layout.digest, fingerprint_weights(folder), stamp="")
+                state = place.state()
+                if state is not None and _is(state.version, held):
+                    place.stamp(state.version)  # so that a touch shows from now on
+            self._held = held
         except (CorruptionError, FormatError):
             # The next move says the same, or builds the directory anew.
             self._held = None
         return self._held
 
     def still_holds(self) -> bool:
-        """See Replica."""
-        if not self.path.is_dir():
+        """See Replica: looks whether anybody touched the files or moved them elsewhere."""
+        version = None if self._held is None else untouched(self.path)
+        if self._held is None or version is None or not _is(version, self._held):
             self._held = None
         return self._held is not None
 
@@ -76,25 +81,35 @@ class DirectoryReplica:
         """See Replica."""
         on_phase("fetching")
         anew = attempt >= self._rebuild_after
-        self._held = None
-        with stopwatch() as working:
-            result = checkout(
-                self._fetcher.client,
-                f"{goal.policy}@{goal.seq}",
-                self.path,
-                base=self._base,
-                fetcher=self._fetcher,
-                progress=self._progress,
-                rebuild=anew,
-            )
-        if result.version.fingerprint != str(goal.fingerprint):
+        try:
+            with stopwatch() as working:
+                reached = self._check_out(goal, rebuild=anew)
+        except BaseException:
+            # What failed before it wrote anything took nothing away.
+            self.still_holds()
+            raise
+        if reached != str(goal.fingerprint):
+            self._held = None
             raise FingerprintMismatch(
-                f"{self.path} came to hold {result.version.fingerprint}, expected "
-                f"{goal.fingerprint} of version {goal.seq}"
+                f"{self.path} came to hold {reached}, expected {goal.fingerprint} of version "
+                f"{goal.seq}"
             )
         self._held = Held(layout.digest, goal.fingerprint, goal.stamp)
         fallback = f"built anew: moving it by deltas failed {attempt} times" if anew else ""
         return MoveReport({"checkout": working.seconds}, fallback=fallback)
+
+    def _check_out(self, goal: Goal, *, rebuild: bool) -> str:
+        """The fingerprint of the version that the directory came to."""
+        result = checkout(
+            self._fetcher.client,
+            f"{goal.policy}@{goal.seq}",
+            self.path,
+            base=self._base,
+            fetcher=self._fetcher,
+            progress=self._progress,
+            rebuild=rebuild,
+        )
+        return result.version.fingerprint
 
     def verify(self) -> Fingerprint:
         """See Replica."""
@@ -102,3 +117,10 @@ class DirectoryReplica:
 
     def close(self) -> None:
         """See Replica."""
+
+
+def _is(version: HeldVersion, held: Held) -> bool:
+    return (version.layout_digest, version.fingerprint) == (
+        held.layout_digest,
+        str(held.fingerprint),
+    )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from plait.errors import (
     FingerprintMismatch,
@@ -33,6 +33,7 @@ from plait_rollout.standing import Standing
 from plait_rollout.status import Status
 from plait_rollout.stopwatch import stopwatch
 
+_POLL_SECONDS_LEAST: Final = 0.5  # an answer without news that comes sooner wasn't waited for
 _logger = logging.getLogger(__name__)
 
 
@@ -43,7 +44,7 @@ class FollowOptions:
     Attributes:
         allowed_lag: versions that the replica may be behind and still count as ready. None: it has
             to reach the head once, and then is ready as long as its weights are proven.
-        wait_seconds: of one long-poll; also how long `stop` may take.
+        wait_seconds: of one long-poll; also how long `stop` may take while the registry answers.
         backoff_seconds, backoff_seconds_most: between two tries of what failed.
         verify_seconds: between two full re-reads of the live weights; None: at attach only.
         ttl_seconds: silent for longer, the registry counts the replica as lost.
@@ -121,6 +122,12 @@ class Follower:
     @property
     def is_ready(self) -> bool:
         return self.status().ready
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the thread that `start` began is at work still."""
+        alive = self._thread is not None and self._thread.is_alive()
+        return alive and not self._stopping.is_set()
 
     def status(self) -> Status:
         """What is true now."""
@@ -200,7 +207,9 @@ class Follower:
 
     def start(self) -> None:
         """Follows in a thread, until `stop`."""
-        if self._thread is None:
+        if not self.is_following:
+            if self._thread is not None:
+                self._thread.join()  # it was told to stop, and may hang in its last long-poll
             self._stopping.clear()
             self._reporter.start()
             self._thread = threading.Thread(target=self._run, name="plait-follow", daemon=True)
@@ -218,16 +227,15 @@ class Follower:
             pass
         if self._thread is not None and wait:
             self._thread.join()
-        self._thread = None
         self._reporter.stop()
 
     def _run(self) -> None:
-        delay, settled = 0.0, False
+        delay, wait, news_only = 0.0, self._options.wait_seconds, False
         try:
             while not self._stopping.is_set():
                 try:
-                    self._turn(delay, settled=settled)
-                    delay, settled = 0.0, True
+                    self._turn(wait=wait, news_only=news_only)
+                    delay, wait = 0.0, self._options.wait_seconds
                 except PlaitError as error:
                     if self._stopping.is_set():
                         return  # a poll that broke off because its client was closed, say
@@ -235,22 +243,26 @@ class Follower:
                     longer = max(2 * delay, self._options.backoff_seconds)
                     delay = min(longer, self._options.backoff_seconds_most)
                     # The rest of the delay is a long-poll: a newer head is tried at once.
-                    self._stopping.wait(min(delay, self._options.backoff_seconds))
+                    wait = delay - min(delay, self._options.backoff_seconds)
+                    self._stopping.wait(delay - wait)
+                news_only = True
         finally:
             if not self._stopping.is_set():
                 self._failed(ServiceError("the follower ended by an unexpected error; see the log"))
 
-    def _turn(self, delay: float, *, settled: bool) -> None:
+    def _turn(self, *, wait: float, news_only: bool) -> None:
         """One look at the channel, and what follows from it.
 
         Args:
-            delay: of what failed before; 0 if nothing did.
-            settled: the last head was acted upon, so only a newer one is news.
+            wait: seconds, for a head that isn't known yet.
+            news_only: the known head was acted upon, or tried; until then it is news itself.
         """
-        known = self._heads.head
-        wait = delay or self._options.wait_seconds
-        etag = etag_of(known) if known is not None and (settled or delay) else None
-        head = self._look(etag, wait=wait)
+        known = self._heads.head if news_only else None
+        with stopwatch() as polling:
+            head = self._look(None if known is None else etag_of(known), wait=wait)
+        if head is known and polling.seconds < min(wait, _POLL_SECONDS_LEAST):
+            # Something between here and the registry doesn't let a poll wait.
+            self._stopping.wait(_POLL_SECONDS_LEAST)
         with self._moving:
             if self._stopping.is_set():
                 return

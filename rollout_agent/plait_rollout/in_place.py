@@ -34,8 +34,8 @@ class InPlaceReplica:
         engine: attached by `attach`.
         source: of deltas.
         reload: another way into the same engine, taken when deltas can't lead to the goal
-            (unknown weights, an anchor, another layout, parameters that can't be mapped) or when
-            they failed `reload_after` times. Without it such a goal is refused.
+            (unknown weights, no chain of deltas, another layout, parameters that can't be mapped)
+            or when they failed `reload_after` times. Without it such a goal is refused.
     """
 
     def __init__(
@@ -92,18 +92,19 @@ class InPlaceReplica:
     def move(self, goal: Goal, layout: Layout, on_phase: OnPhase, *, attempt: int) -> MoveReport:
         """See Replica."""
         if self._reload is not None and self._unmapped is not None:
-            return self._by_reload(goal, layout, on_phase, why=self._unmapped)
+            return self._by_reload(goal, layout, on_phase, why=self._unmapped, attempt=attempt)
         if self._held is None:
             raise EngineUnavailable("nothing is proven about the engine", remedy="attach it")
         if self._reload is not None and attempt >= self._reload_after:
             why = NoPlan(f"moving in place failed {attempt} times")
-            return self._by_reload(goal, layout, on_phase, why=why)
+            tried = attempt - self._reload_after
+            return self._by_reload(goal, layout, on_phase, why=why, attempt=tried)
         try:
             return self._by_deltas(self._held, goal, layout, on_phase)
         except _NOT_BY_DELTAS as error:
             if self._reload is None:
                 raise
-            return self._by_reload(goal, layout, on_phase, why=error)
+            return self._by_reload(goal, layout, on_phase, why=error, attempt=attempt)
         except (EngineUnavailable, ReplicaUnproven):
             self._held = None
             raise
@@ -152,13 +153,17 @@ class InPlaceReplica:
         return staged.changed_elements
 
     def _by_reload(
-        self, goal: Goal, layout: Layout, on_phase: OnPhase, *, why: PlaitError
+        self, goal: Goal, layout: Layout, on_phase: OnPhase, *, why: PlaitError, attempt: int
     ) -> MoveReport:
-        """Loads the whole version, and then proves by a full re-read what the engine holds."""
+        """Loads the whole version, and then proves by a full re-read what the engine holds.
+
+        Args:
+            attempt: how often this goal was reloaded in vain.
+        """
         assert self._reload is not None
         _logger.warning("going to version %d by reload: %s", goal.seq, why)
         try:
-            loaded = self._reload.move(goal, layout, on_phase, attempt=0)
+            loaded = self._reload.move(goal, layout, on_phase, attempt=attempt)
         except (EngineUnavailable, ReplicaUnproven):
             self._held = None
             raise

@@ -2,10 +2,11 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from plait.cut import FrameSpec
 from plait.errors import EngineRefused, LayoutChanged, MapUnproven, UsageError
@@ -88,22 +89,27 @@ class LiveTensors:
             EngineRefused: the version unties what the module ties.
         """
         for name, owner in self.tied_to.items():
-            if self._changes(frames, name) != self._changes(frames, owner):
+            mine, owners = self._changes(frames, name), self._changes(frames, owner)
+            if not all(map(np.array_equal, mine, owners)):
                 raise EngineRefused(
                     f"the version changes {name!r} and {owner!r} differently, "
                     "but the module holds both in one memory",
                     remedy="untie them in the module, or follow with a reload",
                 )
 
-    def _changes(self, frames: Sequence[StagedFrame], name: str) -> dict[int, int]:
-        changes: dict[int, int] = {}
+    def _changes(
+        self, frames: Sequence[StagedFrame], name: str
+    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Items of a tensor that change, in increasing order, and their differences."""
+        items, differences = [np.empty(0, np.int64)], []
         for frame in frames:
             delta = frame.delta
-            for tensor, rows, items in by_tensor(frame.spec, self.layout, delta.positions):
+            for tensor, rows, changed in by_tensor(frame.spec, self.layout, delta.positions):
                 if tensor.name == name:
-                    pairs = zip(items.tolist(), delta.differences[rows].tolist(), strict=True)
-                    changes.update(pairs)
-        return changes
+                    items.append(np.asarray(changed, np.int64))
+                    differences.append(delta.differences[rows])
+        order = np.argsort(every := np.concatenate(items), kind="stable")
+        return every[order], np.concatenate(differences)[order] if differences else every
 
 
 def places_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Place]:

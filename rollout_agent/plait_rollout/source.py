@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from plait.errors import FingerprintMismatch, NoPlan
+from plait.errors import DocumentInvalid, FingerprintMismatch
 from plait.fingerprint import Fingerprint
 from plait.layout import Layout
 from plait.wire import HeldState, PlanDocument
 from plait_client.fetch import FetchedStep, Fetcher
+from plait_client.plans import check_plan
 from plait_client.progress import SILENT, Progress
 from plait_rollout.engine import Move, MoveStep
 from plait_rollout.goal import Goal, Held, stamp_of
@@ -29,25 +30,22 @@ class DeltaSource:
 
         Raises:
             UnknownBase: no version of the policy has the weights that are held.
-            NoPlan: every way leads through an anchor.
+            NoPlan: no chain of deltas leads there. An anchor may, but none can be applied in place.
             LayoutChanged: the goal's layout is another one.
             FingerprintMismatch: the plan leads elsewhere.
+            DocumentInvalid: its steps don't lead there.
         """
         state = HeldState(layout_digest=held.layout_digest, fingerprint=str(held.fingerprint))
-        plan = self.fetcher.client.plan(goal.policy, state, str(goal.seq))
+        plan = self.fetcher.client.plan(goal.policy, state, str(goal.seq), allow_anchor=False)
         if plan.fingerprint != str(goal.fingerprint) or plan.layout_digest != goal.layout_digest:
             raise FingerprintMismatch(
                 f"the plan leads to {plan.fingerprint}, version {goal.seq} is {goal.fingerprint}",
                 expected=str(goal.fingerprint),
                 found=plan.fingerprint,
             )
-        whole = [step for step in plan.steps if step.kind not in ("forward", "reverse")]
-        if whole:
-            raise NoPlan(
-                f"the way to version {goal.seq} leads through the anchor of version "
-                f"{whole[0].to_seq}, which can't be applied in place",
-                remedy="give the follower a way to reload whole versions",
-            )
+        check_plan(plan, state)
+        if any(step.kind not in ("forward", "reverse") for step in plan.steps):
+            raise DocumentInvalid(f"the plan for version {goal.seq} isn't made of deltas alone")
         return plan
 
     def fetch(self, plan: PlanDocument) -> list[FetchedStep]:

@@ -97,7 +97,7 @@ class Standing:
     def _report(self) -> ReplicaReport:
         status = self._status
         remedy = f" ({status.remedy})" if status.remedy else ""
-        return ReplicaReport(
+        return ReplicaReport.of(
             channel=status.channel,
             engine=status.way,
             location=self._location,
@@ -106,7 +106,7 @@ class Standing:
             layout_digest=status.layout_digest,
             fingerprint=status.fingerprint,
             seen_generation=status.generation,
-            error=f"{status.error}{remedy}"[:_ERROR_CHARACTERS].replace("\0", ""),
+            error=_sendable(f"{status.error}{remedy}"),
             error_code=status.error_code,
             durations=status.durations,
             ttl_seconds=self._ttl_seconds,
@@ -129,3 +129,8 @@ class Standing:
         if self._allowed_lag is None or status.pinned:
             return self._arrived
         return lag is not None and lag <= self._allowed_lag
+
+
+def _sendable(text: str) -> str:
+    """Without what a JSON string or a database can't hold, such as a file's name in other bytes."""
+    return text[:_ERROR_CHARACTERS].replace("\0", "").encode(errors="replace").decode()

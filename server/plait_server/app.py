@@ -1,16 +1,15 @@
 """The application: wiring only."""
 
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, FastAPI
 
-from plait.errors import Unauthenticated
 from plait.store import Store, open_store
 from plait_server import openapi, problems
 from plait_server.catalog import Catalog, SqlCatalog
+from plait_server.frame import RequestFrame
 from plait_server.registry import Registry
 from plait_server.routes import (
     channels,
@@ -75,22 +74,11 @@ def create_app(
     )
     app.state.registry = registry
     openapi.describe(app)
-    problems.install(app, registry.metrics)
-    v1 = APIRouter(prefix="/v1", dependencies=[Depends(_require_token)])
+    problems.install(app)
+    app.add_middleware(RequestFrame, metrics=registry.metrics, token=settings.token)
+    v1 = APIRouter(prefix="/v1")
     for noun in _NOUNS:
         v1.include_router(noun.router)
     app.include_router(v1)
     app.include_router(health.router)
     return app
-
-
-def _require_token(request: Request) -> None:
-    token = request.app.state.registry.settings.token
-    if token is None:
-        return
-    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-    expected = token.get_secret_value().encode()
-    if scheme.lower() != "bearer" or not secrets.compare_digest(sent.strip().encode(), expected):
-        raise Unauthenticated(
-            "this registry asks for a token", remedy="set PLAIT_TOKEN to the registry's token"
-        )

@@ -48,6 +48,8 @@ class Documents:
         self._catalog = catalog
         self._facts: OrderedDict[str, LayoutFacts | CutFacts] = OrderedDict()
         self._lock = threading.Lock()
+        # One at a time: parsed, a large document takes many times its size.
+        self._parsing = threading.RLock()
 
     def put(self, digest: str, data: bytes) -> bool:
         """Takes in a layout or a cut; returns whether it is new.
@@ -61,7 +63,11 @@ class Documents:
             raise DigestMismatch(
                 f"document {digest} has the digest {found}", expected=digest, found=found
             )
-        return self._catalog.put_document(StoredDocument(digest, _parsed_format(data), data))
+        if self._recall(digest) is not None:
+            return False
+        with self._parsing:
+            format_ = _parsed_format(data)
+        return self._catalog.put_document(StoredDocument(digest, format_, data))
 
     def layout(self, digest: str) -> Layout:
         """A layout itself.
@@ -69,7 +75,9 @@ class Documents:
         Raises:
             NotFound, DocumentInvalid: no such document, or not a layout.
         """
-        return Layout.parse(self._data(digest, layout.FORMAT))
+        data = self._data(digest, layout.FORMAT)
+        with self._parsing:
+            return Layout.parse(data)
 
     def layout_facts(self, digest: str) -> LayoutFacts:
         """Raises NotFound, DocumentInvalid."""
@@ -86,14 +94,18 @@ class Documents:
         """Raises NotFound, DocumentInvalid: also if it doesn't fit its layout."""
         known = self._recall(digest)
         if known is None:
-            data = self._data(digest, cut.FORMAT)
-            parsed = Cut.parse(data)
-            covers = parsed.covers(self.layout(parsed.layout_digest))
-            known = CutFacts(digest, parsed.layout_digest, len(parsed.frames), covers, len(data))
+            with self._parsing:
+                known = self._recall(digest) or self._read_cut(digest)
             self._remember(known)
         if not isinstance(known, CutFacts):
             raise DocumentInvalid(f"document {digest} is not a cut")
         return known
+
+    def _read_cut(self, digest: str) -> CutFacts:
+        data = self._data(digest, cut.FORMAT)
+        parsed = Cut.parse(data)
+        covers = parsed.covers(self.layout(parsed.layout_digest))
+        return CutFacts(digest, parsed.layout_digest, len(parsed.frames), covers, len(data))
 
     def _data(self, digest: str, format_: str) -> bytes:
         try:

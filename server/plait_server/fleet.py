@@ -58,7 +58,10 @@ def _versions_behind(lineage: Lineage, head: int, held: State) -> int | None:
     """Versions from the head back to the newest ancestor that has these weights."""
     if held not in lineage.versions or head not in lineage.states:
         return None
+    oldest = lineage.versions[held][0]
     for distance, version in enumerate(lineage.chain(head)):
         if lineage.states[version] == held:
             return distance
+        if version < oldest:  # a parent's number is smaller than its child's
+            return None
     return None

@@ -1,13 +1,15 @@
 """What the routes work with, wired once per application."""
 
 import time
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Final, TypeVar
 
 import anyio
 from fastapi import Depends, Request
 
 from plait.errors import PlaitError
 from plait.store import Store
+from plait_server.bodies import DocumentMemory
 from plait_server.budget import ByteBudget
 from plait_server.catalog import Catalog
 from plait_server.chunks import Chunks
@@ -19,7 +21,10 @@ from plait_server.planner import Planner
 from plait_server.settings import Settings
 from plait_server.watch import Watch
 
-_READY_SECONDS = 5.0  # a probe writes into the store: not more often than this
+_STORE_THREADS: Final = 24
+_READY_SECONDS: Final = 5.0  # a probe writes into the store: not more often than this
+
+_Result = TypeVar("_Result")
 
 
 class Registry:
@@ -37,15 +42,22 @@ class Registry:
         self.fleet = Fleet(catalog)
         self.watch = Watch(catalog, self.metrics)
         self.uploads = ByteBudget(settings.upload_memory_bytes)
+        self.document_memory = DocumentMemory()
+        # A slow store must not take the threads that answer commits and watchers.
+        self.store_threads = anyio.CapacityLimiter(_STORE_THREADS)
         self._probing = anyio.Lock()
         self._probed: tuple[float, PlaitError | None] = (float("-inf"), None)
+
+    async def in_store_thread(self, call: Callable[..., _Result], *arguments: object) -> _Result:
+        """Runs what may wait for the store."""
+        return await anyio.to_thread.run_sync(call, *arguments, limiter=self.store_threads)
 
     async def unready(self) -> PlaitError | None:
         """Why requests would fail now, or None; asked anew after five seconds."""
         async with self._probing:
             at, found = self._probed
             if time.monotonic() - at >= _READY_SECONDS:
-                found = await anyio.to_thread.run_sync(self._probe)
+                found = await self.in_store_thread(self._probe)
                 self._probed = (time.monotonic(), found)
             return found
 

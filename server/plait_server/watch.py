@@ -30,9 +30,7 @@ class Watch:
     def __init__(self, catalog: Catalog, metrics: Metrics) -> None:
         self._catalog = catalog
         self._metrics = metrics
-        self._waiters: dict[tuple[str, str], set[asyncio.Future[ChannelDocument]]] = defaultdict(
-            set
-        )
+        self._waiters: dict[tuple[str, str], set[ChannelWait]] = defaultdict(set)
         self._streams: set[asyncio.Queue[EventDocument | None]] = set()
         self._thread = ThreadPoolExecutor(1, "plait-tail")
         self._poke = asyncio.Event()
@@ -64,9 +62,10 @@ class Watch:
         self.stopping = True
         for waiters in self._waiters.values():
             for waiter in waiters:
-                waiter.cancel()
+                waiter.end()
         for stream in self._streams:
-            stream.put_nowait(None)
+            if not stream.full():  # a full one ends by itself: its last entry is the end
+                stream.put_nowait(None)
 
     def stop_soon(self) -> None:
         """`stop` from any thread or signal handler."""
@@ -81,18 +80,16 @@ class Watch:
     @contextmanager
     def waiting_for(self, policy: str, channel: str) -> Iterator["ChannelWait"]:
         """Registers a waiter. Read the channel after this: whatever moves from now on wakes."""
-        assert self._loop is not None
-        waiter: asyncio.Future[ChannelDocument] = self._loop.create_future()
+        waiter = ChannelWait()
         if self.stopping:
-            waiter.cancel()
+            waiter.end()
         waiters = self._waiters[policy, channel]
         waiters.add(waiter)
         try:
             with self._metrics.watchers.track_inprogress():
-                yield ChannelWait(waiter)
+                yield waiter
         finally:
             waiters.discard(waiter)
-            waiter.cancel()
             if not waiters:
                 self._waiters.pop((policy, channel), None)
 
@@ -165,8 +162,7 @@ class Watch:
     def _deliver(self, events: list[EventDocument], channels: list[ChannelDocument]) -> None:
         for channel in channels:
             for waiter in self._waiters.get((channel.policy, channel.channel), ()):
-                if not waiter.done():
-                    waiter.set_result(channel)
+                waiter.wake(channel)
         for event in events:
             self._note(event)
             for stream in list(self._streams):
@@ -179,17 +175,36 @@ class Watch:
 
 
 class ChannelWait:
-    """One registered wait for a channel's next movement."""
+    """One registered wait for a channel's next movement. For the loop's thread."""
 
-    def __init__(self, waiter: "asyncio.Future[ChannelDocument]") -> None:
-        self._waiter = waiter
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+        self._latest: ChannelDocument | None = None
+        self._ended = False
 
-    async def moved(self, seconds: float) -> ChannelDocument | None:
-        """The channel as it is after its next movement; None if time or process ends before."""
-        done, _ = await asyncio.wait([self._waiter], timeout=seconds)
-        if not done or self._waiter.cancelled():
-            return None
-        return self._waiter.result()
+    def wake(self, channel: ChannelDocument) -> None:
+        self._latest = channel
+        self._news.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    async def moved(self, known: int, seconds: float) -> ChannelDocument | None:
+        """The channel once it is beyond the generation `known`; None if time or process ends.
+
+        (The tailer may still be telling of the movement that made the known generation.)
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._ended:
+                    await self._news.wait()
+                    self._news.clear()
+                    if self._latest is not None and self._latest.generation > known:
+                        return self._latest
+        except TimeoutError:
+            pass
+        return None
 
 
 def _complain(tailer: "asyncio.Task[None]") -> None:

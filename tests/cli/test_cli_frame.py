@@ -33,7 +33,7 @@ def test_a_command_whose_extra_is_missing_says_which(monkeypatch: pytest.MonkeyP
 
 
 def test_an_unhandled_exception_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+    def broken(**_: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(cli, "build_app", lambda: broken)
@@ -45,7 +45,7 @@ def test_an_unhandled_exception_is_not_swallowed(monkeypatch: pytest.MonkeyPatch
 def test_main_leaves_with_the_exit_code_of_the_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
-    def refused() -> None:
+    def refused(**_: object) -> None:
         raise LimitExceeded("too much", remedy="take less", limit=3)
 
     monkeypatch.setattr(cli, "build_app", lambda: refused)
@@ -63,7 +63,7 @@ def test_main_leaves_with_the_exit_code_of_the_error(
 
 
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
+    def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "build_app", lambda: interrupted)

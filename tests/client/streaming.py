@@ -17,8 +17,17 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from plait.codec import FrameDelta, apply, decode_delta, decode_dense, detect
-from plait.codec import encode_delta, encode_dense, increment_on, negate
+from plait.codec import (
+    FrameDelta,
+    apply,
+    decode_delta,
+    decode_dense,
+    detect,
+    encode_delta,
+    encode_dense,
+    increment_on,
+    negate,
+)
 from plait.cut import plain_cut
 from plait.weights import fingerprint_weights
 from plait_client.cache import ChunkCache

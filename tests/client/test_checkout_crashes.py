@@ -8,12 +8,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from plait.errors import BaseMismatch, CheckpointInvalid, NoSpace
+from plait_client import checkout_folder
 from plait_client.cache import ChunkCache
 from plait_client.checkout import checkout
+from plait_client.checkpoint import CheckpointFolder
 from plait_client.fetch import Fetcher
+from plait_client.publish import Request, publish
 from plait_client.registry import RegistryClient
 from plait_client.verification import verify_folder
 from tests.client import checkpoints
@@ -188,7 +192,7 @@ def test_a_full_disk_is_said_and_the_folder_stays_as_it_was(
     if existing:
         setting.checkout(3, out)
     # A limit on file sizes stands for the disk: the journal or the new files don't fit.
-    command = setting.start(setting.line.ref(4), out, "--json", **{LARGEST_FILE: "256"})
+    command = setting.start(setting.line.ref(4), out, "--json", **{LARGEST_FILE: "800"})
     result = command.result()
     assert result.code == NoSpace.exit_code, result
     assert '"code":"no_space"' in result.stderr
@@ -206,3 +210,103 @@ def test_a_copy_of_a_half_moved_folder_is_repaired_too(setting: Setting, tmp_pat
     setting.killed_at("journal.scattered:2", setting.line.ref(4), out)
     shutil.copytree(out, tmp_path / "copy")
     assert setting.checkout(4, tmp_path / "copy") is True
+
+
+def test_a_build_that_was_cut_short_is_not_taken_for_the_files_that_were_taking_their_places(
+    setting: Setting, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    setting.killed_at("placing.file", setting.line.ref(3), out)
+    setting.killed_at("build.base", setting.line.ref(1), out, "--rebuild")
+    assert setting.checkout(3, out) is True
+
+
+@pytest.mark.parametrize("point", ["placing.begun", "placing.file", "placing.done"])
+def test_an_interrupt_while_files_take_their_places_loses_none_of_them(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Ctrl-C runs the clean-up that a kill doesn't."""
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+
+    def interrupted(name: str) -> None:
+        if name == point:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkout_folder, "failpoint", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            setting.checkout(1, out, rebuild=True)
+    setting.checkout(1, out)
+
+
+def test_new_files_that_vanish_on_the_way_to_their_places_are_made_again(
+    setting: Setting, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+    setting.killed_at("placing.file", setting.line.ref(1), out, "--rebuild")
+    for building in (out / ".plait").glob("building-*"):
+        shutil.rmtree(building)
+    assert setting.checkout(1, out) is True
+
+
+def test_a_file_that_somebody_changed_in_the_middle_of_a_move_is_not_believed(
+    setting: Setting, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+    setting.killed_at("journal.scattered", setting.line.ref(4), out)
+    # An element that the delta leaves alone, so that only a full pass can see it.
+    old, new = (setting.line.versions[seq - 1]["model.packed"].reshape(-1) for seq in (3, 4))
+    edited = CheckpointFolder(out, writable=True)
+    edited.bits("model.packed")[np.flatnonzero(old == new)[0]] ^= 1
+    edited.flush()
+    assert setting.checkout(4, out) is True
+
+
+def test_what_killed_runs_left_lying_is_cleared_away(setting: Setting, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+    inner = out / ".plait"
+    (inner / "building-0123").mkdir()
+    for name in (".tmp-0123", "journal.tmp", "building-0123/model.safetensors"):
+        (inner / name).write_bytes(b"half")
+    assert setting.checkout(4, out) is False
+
+
+def test_a_torn_folder_is_not_published_and_is_nobodys_base(
+    setting: Setting, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+    setting.killed_at("journal.scattered", setting.line.ref(4), out)
+    whole = setting.line.folder(4)
+    for request in (Request(out, "torn"), Request(whole, "crashes", base=out)):
+        with pytest.raises(CheckpointInvalid, match="middle of a move"):
+            publish(request, setting.fetcher)
+    with pytest.raises(CheckpointInvalid, match="middle of a move"):
+        checkout(
+            setting.fetcher.client, setting.line.ref(4), tmp_path / "new", base=out,
+            fetcher=setting.fetcher,
+        )  # fmt: skip
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_old_file_may_have_the_name_of_a_new_folder(setting: Setting, tmp_path: Path) -> None:
+    one, two = (
+        checkpoints.write(tmp_path / name, bits)
+        for name, bits in zip(("one", "two"), setting.line.versions, strict=False)
+    )
+    (one / "extra").write_text("a file")
+    (two / "extra/deep").mkdir(parents=True)
+    (two / "extra/deep/a.txt").write_text("a folder")
+    publish(Request(one, "extra"), setting.fetcher)
+    publish(Request(two, "extra", mode="anchor"), setting.fetcher)
+    out = tmp_path / "out"
+    for seq, folder in ((1, one), (2, two), (1, one)):
+        fetcher = setting.fetcher
+        checkout(fetcher.client, f"extra@{seq}", out, fetcher=fetcher, rebuild=out.exists())
+        mine = out / "extra"
+        assert mine.is_dir() == (folder / "extra").is_dir()
+        assert {p.name for p in mine.rglob("*")} == {p.name for p in (folder / "extra").rglob("*")}

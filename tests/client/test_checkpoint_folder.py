@@ -212,3 +212,18 @@ def test_a_side_file_that_is_too_large_or_has_no_portable_name_is_refused(tmp_pa
     (folder / "a\\b").touch()
     with pytest.raises(FormatError):
         list(CheckpointFolder(folder).side_files())
+
+
+def test_a_folder_that_changes_while_it_is_read_is_noticed(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "a", checkpoints.first_bits())
+    opened = CheckpointFolder(folder)
+    opened.require_unchanged()
+    (folder / "more.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointInvalid, match="changed while it was read"):
+        opened.require_unchanged()
+    (folder / "more.safetensors").unlink()
+    opened.require_unchanged()
+    again = checkpoints.write(tmp_path / "b", checkpoints.first_bits(1)) / "model.safetensors"
+    again.replace(folder / "model.safetensors")
+    with pytest.raises(CheckpointInvalid, match="changed while it was read"):
+        opened.require_unchanged()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.canonical import digest_of
-from plait.errors import DigestMismatch, NoSpace
+from plait.errors import DigestMismatch, NoSpace, UsageError
 from plait_client.cache import ChunkCache, default_cache_root
 
 
@@ -108,3 +108,30 @@ def test_the_root_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("PLAIT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert default_cache_root() == Path("/xdg/plait")
+
+
+def test_the_limit_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PLAIT_CACHE_BYTES", raising=False)
+    assert ChunkCache(tmp_path).limit_bytes == 64 << 30
+    monkeypatch.setenv("PLAIT_CACHE_BYTES", "4096")
+    assert ChunkCache(tmp_path).limit_bytes == 4096
+    assert ChunkCache(tmp_path, limit_bytes=7).limit_bytes == 7
+    for wrong in ("64G", "-1", "1e9", "9" * 19):
+        monkeypatch.setenv("PLAIT_CACHE_BYTES", wrong)
+        with pytest.raises(UsageError, match="PLAIT_CACHE_BYTES"):
+            ChunkCache(tmp_path)
+
+
+def test_a_file_of_another_user_is_read_though_it_can_not_be_touched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = ChunkCache(tmp_path)
+    cache.put(digest_of(b"shared"), b"shared")
+
+    def not_mine(path: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("plait_client.cache.os.utime", not_mine)
+    assert cache.read(digest_of(b"shared")) == b"shared"

@@ -192,6 +192,21 @@ def test_an_external_line_needs_its_base_once(
         assert holds(out, versions[number - 1])
 
 
+def test_a_mirror_of_a_line_that_ended_does_not_stand_in_the_way_of_the_new_one(
+    fetcher: Fetcher, policy: str, tmp_path: Path, client: RegistryClient
+) -> None:
+    """Another machine began the new line, so the mirror here knows nothing of it."""
+    first = checkpoints.first_bits()
+    send(fetcher, policy, tmp_path / "1", first)
+    other = {name: bits for name, bits in first.items() if name != "model.half"}
+    elsewhere = Fetcher(client, ChunkCache(tmp_path / "elsewhere"))
+    send(elsewhere, policy, tmp_path / "2", other, mode="external")
+    after = checkpoints.stepped(other, 1)
+    with pytest.raises(BaseMismatch, match="--base"):
+        send(fetcher, policy, tmp_path / "3", after)
+    assert send(fetcher, policy, tmp_path / "3", after, base=tmp_path / "2").kind == "delta"
+
+
 def test_a_checkout_can_begin_at_any_version_that_lies_here(
     client: RegistryClient, fetcher: Fetcher, policy: str, tmp_path: Path
 ) -> None:
@@ -246,6 +261,29 @@ def test_a_publish_whose_answer_was_lost_is_not_made_twice(
     assert publish(Request(tmp_path / "2", policy), fetcher).seq == 2
     assert client.version(policy, "main").seq == 2
     assert publish(Request(tmp_path / "2", policy), fetcher).seq == 3  # a new one, unchanged
+
+
+@pytest.mark.parametrize("mode", ["anchor", "external", "delta"])
+def test_a_checkpoint_that_is_saved_over_while_it_is_published_is_not_committed(
+    client: RegistryClient, fetcher: Fetcher, policy: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, mode: str,
+) -> None:  # fmt: skip
+    versions = line(3)
+    send(fetcher, policy, tmp_path / "1", versions[0])
+    folder = checkpoints.write(tmp_path / "2", versions[1])
+    real = publishing.fingerprint_weights
+    upload = publishing.upload_frames
+
+    def saved_over(*args: object, **kwargs: object) -> object:
+        checkpoints.write(tmp_path / "3", versions[2])
+        (tmp_path / "3/model.safetensors").replace(folder / "model.safetensors")
+        return (real if mode == "external" else upload)(*args, **kwargs)  # type: ignore[arg-type]
+
+    hooked = "fingerprint_weights" if mode == "external" else "upload_frames"
+    monkeypatch.setattr(publishing, hooked, saved_over)
+    with pytest.raises(CheckpointInvalid, match="changed while it was read"):
+        publish(Request(folder, policy, mode=mode), fetcher)  # type: ignore[arg-type]
+    assert client.version(policy, "main").seq == 1
 
 
 def test_a_channel_that_does_not_exist_is_not_made_by_a_slip(
@@ -377,3 +415,33 @@ def test_what_does_not_exist_is_not_found(
         with pytest.raises(NotFound):
             checkout(client, f"{policy}@{ref}", tmp_path / "out", fetcher=fetcher)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"phase": "placing", "building": ""},
+        {"phase": "placing", "building": "building-0/../.."},
+        {"phase": "done"},
+        {"leaving": ["../../precious.txt"]},
+        {"leaving": ["/precious.txt"]},
+        {"files": [{"name": "../x", "size": 0, "mtime_ns": 0, "inode": 0}]},
+    ],
+)
+def test_a_state_file_that_names_other_places_is_refused_and_they_stay(
+    client: RegistryClient, fetcher: Fetcher, policy: str, tmp_path: Path, change: dict[str, object]
+) -> None:
+    """A folder may come from anybody."""
+    send(fetcher, policy, tmp_path / "1", checkpoints.first_bits())
+    out = tmp_path / "there" / "out"
+    checkout(client, policy, out, fetcher=fetcher)
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    path = out / ".plait/state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CheckpointInvalid, match="isn't a checkout's state"):
+        checkout(client, policy, out, fetcher=fetcher)
+    assert precious.exists()
+    assert checkout(client, policy, out, fetcher=fetcher, rebuild=True).way == "built"
+    assert precious.exists()
+    assert holds(out, checkpoints.first_bits())

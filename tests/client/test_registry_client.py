@@ -25,7 +25,7 @@ from plait.errors import (
 from plait.fingerprint import ZERO
 from plait.layout import Layout
 from plait.manifest import Manifest, Statistics, VersionRecord
-from plait.wire import problem_of
+from plait.wire import MoveRequest, problem_of
 from plait_client import transport
 from plait_client.registry import RegistryClient, etag_of
 from plait_client.upload import commit_version
@@ -154,6 +154,29 @@ def test_the_token_travels_as_a_bearer() -> None:
     assert script.asked[0].headers["Authorization"] == "Bearer t"
 
 
+@pytest.mark.parametrize("token", ["secret\n", "sec ret", "secrét", "sec\0ret"])
+def test_what_is_no_token_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(UsageError, match="PLAIT_TOKEN") as caught:
+        RegistryClient("http://r", token=token)
+    assert "sec" not in str(caught.value)
+
+
+def test_a_request_that_no_registry_would_take_is_wrong_usage() -> None:
+    client = client_of(Script())
+    with pytest.raises(UsageError, match="name: "):
+        client.create_channel("p", "x y", to="1")
+    with pytest.raises(UsageError, match="reason: "):
+        MoveRequest.of(
+            to="1", expected_generation=1, kind="rollback", move_id="0" * 16, reason="x" * 10**5
+        )
+
+
+def test_waiting_is_rounded_up_to_full_seconds() -> None:
+    script = Script(httpx.Response(304))
+    client_of(script).wait_channel("p", "main", '"e.6"', 0.2)
+    assert script.asked[0].headers["Prefer"] == "wait=1"
+
+
 def test_downloads_are_proven_by_digest_and_size() -> None:
     digest = digest_of(b"right")
     assert client_of(Script(httpx.Response(200, content=b"right"))).chunk(digest, 5) == b"right"
@@ -231,8 +254,26 @@ def test_a_commit_that_never_arrived_is_sent_again_unchanged() -> None:
     assert script.asked[0].content == script.asked[2].content
 
 
+@pytest.mark.parametrize("refused", [httpx.ConnectError("refused"), httpx.ConnectTimeout("")])
+def test_a_commit_that_never_left_is_tried_again_and_is_no_mystery(refused: Exception) -> None:
+    script = Script(refused, ok(VERSION, 201))
+    assert commit(script) == 1
+    assert script.calls == [COMMIT, COMMIT]
+    script = Script(*[refused] * 9)
+    with pytest.raises(RegistryUnavailable) as caught:
+        commit(script)
+    assert caught.value.exit_code == 4
+    assert set(script.calls) == {COMMIT}
+
+
+def test_a_commit_that_may_have_arrived_stays_unknown_though_the_registry_is_gone() -> None:
+    script = Script(httpx.ReadError("cut"), *[httpx.ConnectError("gone")] * 9)
+    with pytest.raises(CommitUnknown):
+        commit(script)
+
+
 def test_a_commit_that_stays_unknown_says_so() -> None:
-    script = Script(*[httpx.ConnectError("gone")] * 9)
+    script = Script(*[httpx.ReadError("gone")] * 9)
     with pytest.raises(CommitUnknown) as caught:
         commit(script)
     assert caught.value.exit_code == 4

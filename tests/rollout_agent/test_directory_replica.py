@@ -1,5 +1,6 @@
 """A directory that follows: moved by deltas, and built anew when that can't be."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from plait.errors import UsageError
+from plait.errors import StoreUnavailable, UsageError
+from plait_client.checkout import checkout
 from plait_client.checkpoint import CheckpointFolder
 from plait_client.fetch import Fetcher
 from plait_rollout.directory import DirectoryReplica
@@ -77,6 +79,57 @@ def test_a_directory_that_somebody_changed_is_built_anew_and_it_is_said(
     assert "base_mismatch" in errors
     assert follower.status().fallback.startswith("built anew")
     assert same_bits(state_in(folder), line.head)
+
+
+def test_a_directory_that_somebody_moved_elsewhere_is_brought_back(
+    new_line: NewLine, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    """Nothing happens on the channel: a cheap look finds it."""
+    line = new_line(whole=True)
+    line.publish()
+    folder = tmp_path / "d"
+    with running(follower_into(folder, line, fetcher)) as follower:
+        until(lambda: follower.is_ready)
+        checkout(fetcher.client, f"{line.policy}@1", folder, fetcher=fetcher)
+        until(lambda: follower.status().moves == 2)
+        assert follower.status().seq == 2
+    assert same_bits(state_in(folder), line.head)
+
+
+def test_a_copied_directory_is_read_once_and_then_believed(
+    new_line: NewLine, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    line = new_line(whole=True)
+    follower_into(tmp_path / "d", line, fetcher).catch_up()
+    shutil.copytree(tmp_path / "d", tmp_path / "copy")
+    replica = DirectoryReplica(tmp_path / "copy", fetcher)
+    layout = fetcher.layout(line.versions[0].layout_digest)
+    assert replica.attach(layout) is not None
+    assert replica.still_holds()
+    (tmp_path / "copy/model.safetensors").touch()
+    assert not replica.still_holds()
+    assert replica.held is None
+
+
+def test_a_move_that_wrote_nothing_takes_nothing_away(
+    new_line: NewLine, fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = new_line(whole=True)
+    follower = follower_into(tmp_path / "d", line, fetcher)
+    follower.catch_up()
+    line.publish()
+
+    def away(*args: object) -> None:
+        raise StoreUnavailable("the store is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Fetcher, "fetch_step", away)
+        with pytest.raises(StoreUnavailable):
+            follower.catch_up()
+        status = follower.status()
+        assert (status.seq, status.error_code) == (1, "store_unavailable")
+        assert status.fingerprint is not None
+    assert follower.catch_up().seq == 2
 
 
 def test_a_folder_of_somebody_elses_is_left_alone(

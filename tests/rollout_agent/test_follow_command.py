@@ -156,3 +156,19 @@ def test_a_registry_that_is_away_is_exit_code_4(
     refused = plait(away, "follow", "p", "--dir", str(tmp_path / "d"), "--once", "--json")
     assert (refused.returncode, refused.stdout) == (4, "")
     assert json.loads(refused.stderr.splitlines()[-1])["code"] == "registry_unavailable"
+
+
+def test_a_follower_whose_thread_ended_ends_the_command(
+    new_line: NewLine, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Nobody reads what it prints: its thread ends there, and nobody is left waiting for it."""
+    line = new_line(whole=True)
+    with started(environment, "follow", line.policy, "--dir", str(tmp_path / "d")) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.wait(timeout=120)
+        assert "the follower ended" in process.stderr.read()
+        assert process.returncode == 1
+        process.stdout = None  # closed: there is nothing to drain
+    assert holds(tmp_path / "d", line, 1)

@@ -1,13 +1,18 @@
 """A follower against a real registry: forward, back, and by whatever way deltas lead."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from plait.errors import FingerprintMismatch, LayoutChanged, NoPlan, NotFound, UnknownBase
 from plait.tensors import bits_of
+from plait.wire import ChannelDocument, HeldState
+from plait_client.checkpoint import CheckpointFolder
 from plait_client.fetch import Fetcher
+from plait_client.registry import RegistryClient
 from plait_client.upload import put_cut, upload_frames
 from plait_rollout.follower import Follower, FollowOptions
 from plait_rollout.torch_module import TorchModuleEngine
@@ -387,23 +392,87 @@ def test_another_layout_needs_an_anchor_and_the_old_version_is_served(
     assert same_bits(live, line.first)
 
 
-def test_a_way_through_an_anchor_is_refused_in_place_and_reloaded_otherwise(
+def test_deltas_are_taken_in_place_though_an_anchor_would_be_cheaper(
     new_line: NewLine, fetcher: Fetcher, tmp_path: Path
 ) -> None:
-    """Every word changes at each version, so a later anchor is the cheapest way."""
+    """Every word changes at each version, so a later anchor is the cheapest way of all."""
     line = new_line(whole=True)
     states = [fresh_state(seed) for seed in range(10, 16)]
     for state in states:
         line.publish(state)
     line.publish_anchor(line.head)
+    first = line.versions[0]
+    held = HeldState(layout_digest=first.layout_digest, fingerprint=first.fingerprint)
+    plans = [
+        line.client.plan(line.policy, held, "main", allow_anchor=allowed).steps
+        for allowed in (True, False)
+    ]
+    assert [step.kind for step in plans[0]] == ["anchor"]
+    assert {step.kind for step in plans[1]} == {"forward"}
     live = copy_of(line.first)
     engine = TorchModuleEngine(live)
-    with pytest.raises(NoPlan, match="anchor"):
+    follower = follower_of(fetcher, line, engine, reload_into=tmp_path / "d", module=engine)
+    assert follower.catch_up().fallback == ""
+    assert same_bits(live, line.head)
+
+
+def test_a_goal_without_a_chain_of_deltas_is_refused_in_place_and_reloaded_otherwise(
+    new_line: NewLine, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    line = new_line(whole=True)
+    line.publish_anchor(fresh_state(10))
+    live = copy_of(line.first)
+    engine = TorchModuleEngine(live)
+    with pytest.raises(NoPlan, match="no chain"):
         follower_of(fetcher, line, engine).catch_up()
     assert same_bits(live, line.first)
     follower = follower_of(fetcher, line, engine, reload_into=tmp_path / "d", module=engine)
-    assert "anchor" in follower.catch_up().fallback
+    assert follower.catch_up().fallback.startswith("reloaded: no chain")
     assert same_bits(live, line.head)
+
+
+def test_a_reload_whose_folder_somebody_changed_is_built_anew(
+    new_line: NewLine, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    line = new_line(whole=True)
+    live = copy_of(line.first)
+    module = TorchModuleEngine(live)
+    engine = WrappedEngine(module)
+    engine.before_attach = refuse_to_map
+    folder = tmp_path / "d"
+    follower = follower_of(fetcher, line, engine, reload_into=folder, module=module)
+    follower.catch_up()
+    edited = CheckpointFolder(folder, writable=True)
+    edited.bits("norm.weight")[0] ^= np.uint32(1)
+    edited.flush()
+    line.publish()
+    with running(follower):
+        until(lambda: follower.status().seq == 2)
+    assert same_bits(live, line.head)
+
+
+def test_a_registry_whose_polls_do_not_wait_is_not_stormed(
+    new_line: NewLine, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy may drop `Prefer`: then every poll is answered at once."""
+    line = new_line()
+    asked: list[float] = []
+    honest = RegistryClient.wait_channel
+
+    def at_once(
+        client: RegistryClient, policy: str, channel: str, etag: str | None, wait: float
+    ) -> ChannelDocument | None:
+        asked.append(time.monotonic())
+        return honest(client, policy, channel, etag, 0.0)
+
+    monkeypatch.setattr(RegistryClient, "wait_channel", at_once)
+    follower = follower_of(fetcher, line, TorchModuleEngine(copy_of(line.first)))
+    with running(follower):
+        until(lambda: len(asked) == 4)
+        line.publish()
+        until(lambda: follower.status().seq == 2)
+    # The first poll is for a start; each that brings no news is followed by a pause.
+    assert asked[3] - asked[1] >= 1.0
 
 
 def test_an_engine_that_cannot_be_mapped_is_reloaded(

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -19,7 +19,13 @@ _PREFIX = "plait: serving on "
 class RegistryProcess:
     """One `plait serve`. Output goes to its folder."""
 
-    def __init__(self, data: Path, database: str | None = None, failpoint: str = "") -> None:
+    def __init__(
+        self,
+        data: Path,
+        database: str | None = None,
+        failpoint: str = "",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = data / f"serve-{os.urandom(3).hex()}.log"
         options = ["--data", str(data), "--port", "0"]
         if database is not None:
@@ -29,7 +35,7 @@ class RegistryProcess:
                 [sys.executable, "-c", _SERVE, "serve", *options],
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=os.environ | {"PLAIT_FAILPOINT": failpoint},
+                env=os.environ | {"PLAIT_FAILPOINT": failpoint} | dict(settings or {}),
                 text=True,
             )
         assert self.process.stdout is not None
@@ -55,10 +61,17 @@ class RegistryProcess:
 
 @contextmanager
 def registry_process(
-    data: Path, database: str | None = None, failpoint: str = ""
+    data: Path,
+    database: str | None = None,
+    failpoint: str = "",
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[RegistryProcess]:
-    """A registry that answers; killed at the end unless it has ended."""
-    registry = RegistryProcess(data, database, failpoint)
+    """A registry that answers; killed at the end unless it has ended.
+
+    Args:
+        settings: environment variables.
+    """
+    registry = RegistryProcess(data, database, failpoint, settings)
     try:
         yield registry
     finally:

@@ -48,6 +48,25 @@ def test_the_same_move_again_gets_the_first_answer(http: TestClient) -> None:
     assert (reused.status_code, code_of(reused)) == (409, "exists")
 
 
+def test_a_move_id_is_not_the_answer_to_another_move(http: TestClient) -> None:
+    line = grown_line(http, 2)
+    move_id = secrets.token_hex(16)
+    assert move(line, "2", "rollback", 3, move_id=move_id).status_code == 200
+    digest = line.seen[0]["version_digest"]
+    for to, generation in (("1", 3), (digest, 3), ("2", 4)):
+        other = move(line, to, "rollback", generation, move_id=move_id)
+        assert (other.status_code, code_of(other)) == (409, "exists")
+    assert http.get(f"/v1/policies/{line.policy}/channels/main").json()["seq"] == 2
+
+
+def test_a_long_history_comes_in_pages(http: TestClient) -> None:
+    line = grown_line(http, 4)
+    url = f"/v1/policies/{line.policy}/channels/main/history"
+    pages = [http.get(url, params={"limit": 2, "before": before}) for before in (6, 4, 2, 1)]
+    generations = [[e["generation"] for e in page.json()["events"]] for page in pages]
+    assert generations == [[5, 4], [3, 2], [1], []]
+
+
 def test_the_history_keeps_every_movement(http: TestClient) -> None:
     line = grown_line(http, 2)
     move(line, "1", "rollback", 3)

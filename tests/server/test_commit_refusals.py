@@ -252,3 +252,33 @@ def test_a_full_disk_refuses_the_upload_and_records_nothing(
     assert http.head(f"/v1/chunks/{digest}").status_code == 404
     assert http.post("/v1/chunks:missing", json={"digests": [digest]}).json()["missing"] == [digest]
     line.commit(parts)
+
+
+@pytest.mark.parametrize("depth", [65, 300])
+def test_metadata_that_no_listing_could_show_is_refused(http: TestClient, depth: int) -> None:
+    line = grown_line(http, 0)
+    nested: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        nested = {"a": nested} if depth % 2 else {"a": [nested]}
+    parts = line.delta(metadata={"a": nested})
+    line.send(parts)
+    refused(line, parts, 413, "limit_exceeded")
+
+
+def test_metadata_of_ordinary_depth_is_shown_as_it_was(http: TestClient) -> None:
+    line = grown_line(http, 0)
+    nested: Any = 1
+    for _ in range(60):
+        nested = {"a": nested}
+    version = line.commit(line.delta(metadata=nested))
+    page = http.get(f"/v1/policies/{line.policy}/versions").json()
+    assert page["versions"][0]["metadata"] == version["metadata"] == nested
+
+
+def test_a_refusal_can_quote_what_is_no_text(http: TestClient) -> None:
+    line = grown_line(http, 0)
+    parts = line.delta()
+    line.send(parts)
+    manifest = parts.manifest.to_document() | {"\ud800": 1}
+    problem = refused(line, parts, 422, "document_invalid", manifest=manifest)
+    assert "unknown fields" in problem["detail"]

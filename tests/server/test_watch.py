@@ -1,13 +1,24 @@
 """Watching: long-polls and event streams, woken by commits of this process and of others."""
 
+import asyncio
 import json
+import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
+from fastapi.testclient import TestClient
 
+from plait.store import MemoryStore
+from plait.wire import ChannelDocument
+from plait_server.app import create_app
+from plait_server.catalog import SqlCatalog
+from plait_server.metrics import Metrics
+from plait_server.settings import Settings
+from plait_server.watch import ChannelWait, Watch
 from tests.server.lines import Line, code_of, grown_line, move
 from tests.server.processes import RegistryProcess, registry_process
 
@@ -163,3 +174,55 @@ def test_sigterm_with_watchers_attached_ends_within_five_seconds(
             assert stream.result(30) == []
         for http in clients:
             http.close()
+
+
+def test_news_that_a_watcher_knows_already_does_not_end_its_wait(tmp_path: Path) -> None:
+    """The tailer may tell of a movement after the watcher has read the channel."""
+    database = f"sqlite:///{tmp_path}/p.db"
+    with TestClient(
+        create_app(Settings(), catalog=SqlCatalog(database), store=MemoryStore())
+    ) as http:
+        line = grown_line(http, 1)
+        channel = ChannelDocument(**http.get(f"/v1/policies/{line.policy}/channels/main").json())
+    older = channel.model_copy(update={"generation": 1})
+    newer = channel.model_copy(update={"generation": 3})
+
+    async def main() -> None:
+        wait = ChannelWait()
+        for known in (older, channel):
+            wait.wake(known)
+            assert await wait.moved(2, 0.05) is None
+        wait.wake(newer)
+        assert await wait.moved(2, 60) == newer
+        wait.end()
+        assert await wait.moved(3, 60) is None
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_fell_far_behind_does_not_keep_the_others_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plait_server.watch._BACKLOG", 3)
+    catalog = SqlCatalog(f"sqlite:///{tmp_path}/p.db")
+
+    async def main() -> None:
+        watch = Watch(catalog, Metrics())
+        await watch.start()
+        slow = [watch.stream(0, None, idle_seconds=60) for _ in range(3)]
+        for number, stream in enumerate(slow):
+            catalog.create_policy(f"p-{number}")
+            watch.poke()
+            assert await anext(stream) is not None  # from here on nobody reads
+        while sum(queue.full() for queue in watch._streams) < 1:
+            catalog.create_policy(f"q-{secrets.token_hex(4)}")
+            watch.poke()
+            await asyncio.sleep(0.01)
+        watch.stop()
+        for stream in slow:
+            rest = [event async for event in stream]
+            assert len(rest) < 100
+        await watch.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    catalog.close()

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 import typer
 
 from plait.wire import ChannelDocument, MoveRequest
+from plait_client.commands.arguments import PolicyArgument
 from plait_client.connection import actor, connected
 from plait_client.output import JsonOption, Output
 from plait_client.registry import RegistryClient
 
-PolicyArgument = Annotated[str, typer.Argument(metavar="P")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
 ToOption = Annotated[str, typer.Option("--to", metavar="REF")]
 GenerationOption = Annotated[
@@ -85,7 +85,7 @@ def _move(
 ) -> ChannelDocument:
     if generation is None:
         generation = client.channel(policy, channel).generation
-    request = MoveRequest(
+    request = MoveRequest.of(
         to=to,
         expected_generation=generation,
         kind=kind,

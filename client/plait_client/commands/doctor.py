@@ -73,10 +73,11 @@ def _registry(client: RegistryClient) -> str:
 
 
 def _clock(client: RegistryClient) -> str:
-    date = client.clock()
-    if not date:
+    try:
+        date = parsedate_to_datetime(client.clock())
+    except ValueError:
         return "the registry sends no Date header"
-    skew = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
+    skew = abs((datetime.now(UTC) - date.astimezone(UTC)).total_seconds())
     if skew > _SKEW_SECONDS_MAX:
         raise PlaitError(
             f"clocks are {skew:.0f} s apart; at most {_SKEW_SECONDS_MAX}",

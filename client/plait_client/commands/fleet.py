@@ -1,10 +1,9 @@
 """`plait fleet`."""
 
-from typing import Annotated
-
 import typer
 
 from plait.wire import ReplicaDocument
+from plait_client.commands.arguments import PolicyArgument
 from plait_client.connection import connected
 from plait_client.output import JsonOption, Output
 
@@ -13,9 +12,7 @@ def register(app: typer.Typer) -> None:
     app.command("fleet")(fleet_command)
 
 
-def fleet_command(
-    policy: Annotated[str, typer.Argument(metavar="P")], json: JsonOption = False
-) -> None:
+def fleet_command(policy: PolicyArgument, json: JsonOption = False) -> None:
     """List the replicas of a policy and how far each is behind."""
     output = Output(as_json=json)
     with connected() as client:

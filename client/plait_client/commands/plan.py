@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from plait.wire import HeldState
+from plait_client.commands.arguments import PolicyArgument
 from plait_client.connection import connected
 from plait_client.output import JsonOption, Output, human_bytes
-from plait_client.refs import split_ref
 
 
 def register(app: typer.Typer) -> None:
@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def plan_command(
-    policy: Annotated[str, typer.Argument(metavar="P")],
+    policy: PolicyArgument,
     to: Annotated[str, typer.Option("--to", help="REF to arrive at.")] = "main",
     held: Annotated[
         str | None, typer.Option("--from", help="REF whose weights are held; else nothing is.")
@@ -24,7 +24,6 @@ def plan_command(
 ) -> None:
     """Show the cheapest way from one version to another."""
     output = Output(as_json=json)
-    policy, _ = split_ref(policy)
     with connected() as client:
         state = None
         if held is not None:

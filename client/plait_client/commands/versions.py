@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from plait.limits import PAGE_SIZE_MAX
+from plait_client.commands.arguments import PolicyArgument
 from plait_client.connection import connected
 from plait_client.output import JsonOption, Output, human_bytes
 from plait_client.refs import split_ref
@@ -16,9 +17,11 @@ def register(app: typer.Typer) -> None:
 
 
 def log_command(
-    policy: Annotated[str, typer.Argument(metavar="P")],
+    policy: PolicyArgument,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=PAGE_SIZE_MAX)] = 50,
-    before: Annotated[int | None, typer.Option(help="Only versions older than this.")] = None,
+    before: Annotated[
+        int | None, typer.Option(min=1, help="Only versions older than this.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """List a policy's versions, newest first."""

@@ -53,7 +53,7 @@ class Plane:
 
 def pack_plane(name: str, raw: NDArray[Any]) -> Plane:
     """A plane from its bytes: any contiguous array, not empty, which may become the plane."""
-    view = memoryview(raw.reshape(-1).view(np.uint8)).toreadonly()
+    view = raw.reshape(-1).view(np.uint8).data.toreadonly()
     # A compressor isn't to be shared by threads; one of these costs 20 microseconds.
     compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
     if len(view) >= _SAMPLED_BYTES_MIN and not _shrinks(view, compressor):

@@ -1,9 +1,10 @@
 """What every document on the wire shares: frozen, and strict about types."""
 
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from plait.errors import UsageError
 from plait.limits import ACTOR_BYTES_MAX, INTEGER_MAX, NAME_BYTES_MAX
 
 
@@ -17,6 +18,23 @@ class WireRequest(WireDocument):
     """A request body: an unknown field is a mistake of the caller's and is refused."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """A request made of what somebody asked for.
+
+        Raises:
+            UsageError: naming every field that breaks a rule.
+        """
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            wrong = (f"{_place(each['loc'])}: {each['msg']}" for each in error.errors())
+            raise UsageError(f"{cls.__name__} can't be sent: {'; '.join(wrong)}"[:500]) from error
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, location))
 
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]

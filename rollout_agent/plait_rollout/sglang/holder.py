@@ -5,7 +5,7 @@ Nothing here knows SGLang.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -54,6 +54,11 @@ class Staged:
     parts: tuple[Part, ...]
     before: Tally
     increment: Tally
+
+    def undo_list(self) -> "Staged":
+        """What an undo needs of it: no differences, so that the next move finds room."""
+        parts = tuple(replace(part, differences=part.differences[:0].copy()) for part in self.parts)
+        return Staged(parts, self.before, self.increment)
 
 
 class Holder:

@@ -137,6 +137,7 @@ class Rank:
         # From here on an undo of this move is possible, whatever happens in between.
         self._applied, self._staged = (move, staged), None
         after = self._held().apply(staged, self._shared(request))
+        self._applied = (move, staged.undo_list())
         return {"after": after.to_document(), "seconds": time.perf_counter() - started}
 
     def _undo(self, request: Answer) -> Answer:

@@ -32,11 +32,16 @@ class StoredDocument:
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk that was read whole and matched its digest, and the key it lies under."""
+    """A chunk that was read whole and matched its digest, and the key it lies under.
+
+    Attributes:
+        damaged: it was read again later, and didn't.
+    """
 
     digest: str
     size: int
     key: str
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,10 @@ class Catalog(ABC):
         """
 
     @abstractmethod
+    def mark_chunk(self, chunk: StoredChunk, *, damaged: bool) -> None:
+        """Remembers how the object was found; nothing if the chunk has another one by now."""
+
+    @abstractmethod
     def resolve(self, policy: str, ref: Ref) -> Resolved:
         """Raises NotFound."""
 
@@ -170,8 +179,10 @@ class Catalog(ABC):
         """Raises NotFound."""
 
     @abstractmethod
-    def history(self, policy: str, channel: str) -> list[ChannelEvent]:
-        """Newest first. Raises NotFound."""
+    def history(
+        self, policy: str, channel: str, limit: int, before: int | None
+    ) -> list[ChannelEvent]:
+        """Newest first, with a generation below `before`. Raises NotFound."""
 
     @abstractmethod
     def create_channel(self, policy: str, name: str, to: Ref, actor: str) -> ChannelDocument:

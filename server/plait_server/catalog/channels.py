@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Row, Select, select, update
 from sqlalchemy.exc import IntegrityError
 
 from plait.errors import AlreadyExists, ConflictError, GenerationMoved, HeadMoved, NotFound
-from plait.lineage import Ref
+from plait.lineage import DigestRef, Ref, SeqRef
 from plait.wire import ChannelDocument, ChannelEvent, MoveKind, MoveRequest
 from plait_server import failpoints
 from plait_server.catalog import events
@@ -85,15 +85,25 @@ def one(connection: Connection, owner: int, name: str, epoch: str) -> ChannelDoc
     return found
 
 
-def history(connection: Connection, owner: int, name: str) -> list[ChannelEvent]:
+def history(
+    connection: Connection, owner: int, name: str, limit: int, before: int | None
+) -> list[ChannelEvent]:
     query = _documents().where(
         channel_events.c.policy_id == owner, channel_events.c.channel == name
     )
-    rows = connection.execute(query.order_by(channel_events.c.generation.desc()))
+    if before is not None:
+        query = query.where(channel_events.c.generation < before)
+    rows = connection.execute(query.order_by(channel_events.c.generation.desc()).limit(limit))
     found = [_event(row) for row in rows]
     if not found:
-        raise NotFound(f"no channel {name!r}", channel=name)
+        _require(connection, owner, name)
     return found
+
+
+def _require(connection: Connection, owner: int, name: str) -> None:
+    here = (channels.c.policy_id == owner) & (channels.c.name == name)
+    if connection.scalar(select(channels.c.generation).where(here)) is None:
+        raise NotFound(f"no channel {name!r}", channel=name)
 
 
 def _event(row: Row[Any]) -> ChannelEvent:
@@ -126,7 +136,7 @@ def move(
     epoch: str,
 ) -> tuple[ChannelDocument, bool]:  # fmt: skip
     """One movement by an operator, or the answer of the same one before. The policy is locked."""
-    if (before := _moved_before(connection, owner, name, wanted, epoch)) is not None:
+    if (before := _moved_before(connection, owner, name, to, wanted, epoch)) is not None:
         return before, True
     channel = one(connection, owner, name, epoch)
     if channel.generation != wanted.expected_generation:
@@ -144,7 +154,7 @@ def move(
 
 
 def _moved_before(
-    connection: Connection, owner: int, name: str, wanted: MoveRequest, epoch: str
+    connection: Connection, owner: int, name: str, to: Ref, wanted: MoveRequest, epoch: str
 ) -> ChannelDocument | None:
     query = _documents().where(
         channel_events.c.policy_id == owner, channel_events.c.move_id == wanted.move_id
@@ -152,9 +162,18 @@ def _moved_before(
     row = connection.execute(query).one_or_none()
     if row is None:
         return None
-    if row.channel != name or row.kind != wanted.kind:
+    same = (row.channel, row.kind, row.generation) == (
+        name, wanted.kind, wanted.expected_generation + 1,
+    )  # fmt: skip
+    # A REF by channel may name another version by now, and still be the same request.
+    if isinstance(to, SeqRef):
+        same = same and row.seq == to.seq
+    elif isinstance(to, DigestRef):
+        same = same and row.digest == to.digest
+    if not same:
         raise AlreadyExists(
-            f"move_id {wanted.move_id!r} was used for a {row.kind} of {row.channel!r}",
+            f"move_id {wanted.move_id!r} was used for a {row.kind} of {row.channel!r} to "
+            f"{row.seq}, generation {row.generation}",
             remedy="give each move a random move_id of its own",
         )
     return channel_document(row, epoch)
@@ -213,7 +232,7 @@ def conflict(
         )
     head = versions_sql.by_digest(connection, owner, channel.version_digest)
     assert head is not None
-    last = history(connection, owner, name)[0]
+    last = history(connection, owner, name, 1, None)[0]
     details = {
         "head": head.model_dump(mode="json"),
         "generation": channel.generation,

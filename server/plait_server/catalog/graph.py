@@ -1,5 +1,6 @@
 """A policy's graph in SQL: read once, then only what each commit added."""
 
+import sys
 import threading
 
 from sqlalchemy import Connection, select
@@ -52,7 +53,7 @@ class LineageCache:
         edges_found = self._new_edges(connection, revision)
         # Nothing is added before everything is read: a failure in between leaves no half.
         for seq, parent, layout, fingerprint in found:
-            self._lineage.add_version(seq, parent, State(layout, fingerprint))
+            self._lineage.add_version(seq, parent, _state(layout, fingerprint))
         for edge in edges_found:
             self._lineage.add_edge(edge)
 
@@ -70,10 +71,15 @@ class LineageCache:
         return [
             Edge(
                 manifest=row.digest,
-                base=None if row.base is None else State(row.layout_digest, row.base),
-                target=State(row.layout_digest, row.target),
+                base=None if row.base is None else _state(row.layout_digest, row.base),
+                target=_state(row.layout_digest, row.target),
                 cost=row.payload_bytes,
                 external=bool(row.external),
             )
             for row in connection.execute(query)
         ]
+
+
+def _state(layout: str, fingerprint: str) -> State:
+    """A hundred thousand versions name few layouts, and each fingerprint three times."""
+    return State(sys.intern(layout), sys.intern(fingerprint))

@@ -62,7 +62,7 @@ def chunk_ids(connection: Connection, digests: Collection[str]) -> dict[str, int
 def record_chunk(
     connection: Connection, chunk: StoredChunk, instead_of: StoredChunk | None
 ) -> StoredChunk:
-    row = {"size": chunk.size, "storage_key": chunk.key}
+    row = {"size": chunk.size, "storage_key": chunk.key, "damaged": 0}
     mended = 0
     if instead_of is not None:
         damaged = update(chunks).where(chunks.c.storage_key == instead_of.key)
@@ -71,6 +71,11 @@ def record_chunk(
         new = row | {"digest": chunk.digest, "state": "ready", "created_at": now()}
         insert_or_keep(connection, chunks, [new])
     return ready_chunks(connection, [chunk.digest])[chunk.digest]
+
+
+def mark_chunk(connection: Connection, chunk: StoredChunk, *, damaged: bool) -> None:
+    found = update(chunks).where(chunks.c.storage_key == chunk.key)
+    connection.execute(found.values(damaged=int(damaged)))
 
 
 def chunks_of(connection: Connection, wanted: Collection[str]) -> Mapping[str, ManifestChunks]:
@@ -104,7 +109,7 @@ def _ready(
     for batch in _batches(digests):
         query = select(chunks).where(chunks.c.digest.in_(batch), chunks.c.state == "ready")
         for row in connection.execute(query.with_for_update(read=True) if lock else query):
-            yield row.id, StoredChunk(row.digest, row.size, row.storage_key)
+            yield row.id, StoredChunk(row.digest, row.size, row.storage_key, bool(row.damaged))
 
 
 def _batches(items: Collection[str]) -> Iterator[list[str]]:

@@ -22,50 +22,68 @@ def report(connection: Connection, owner: int, name: str, sent: ReplicaReport) -
             connection.execute(update(replicas).where(here).values(**values))
 
 
-def listing(
-    connection: Connection, owner: int, epoch: str, name: str | None = None
-) -> list[ReplicaRow]:
+def one(connection: Connection, owner: int, name: str, epoch: str) -> ReplicaRow:
+    here = (replicas.c.policy_id == owner) & (replicas.c.name == name)
+    row = connection.execute(select(replicas).where(here)).one()
+    channel = ReplicaReport.model_validate_json(row.report).channel
+    return _Judged(connection, owner, epoch, [channel]).replica(row)
+
+
+def listing(connection: Connection, owner: int, epoch: str) -> list[ReplicaRow]:
     query = select(replicas).where(replicas.c.policy_id == owner).order_by(replicas.c.name)
-    if name is not None:
-        query = query.where(replicas.c.name == name)
-    heads = {c.channel: c for c in channels.listing(connection, owner, epoch)}
-    return [_replica(connection, owner, row, heads) for row in connection.execute(query).all()]
+    judged = _Judged(connection, owner, epoch)
+    return [judged.replica(row) for row in connection.execute(query).all()]
 
 
-def _replica(
-    connection: Connection, owner: int, row: Row[Any], heads: dict[str, ChannelDocument]
-) -> ReplicaRow:
-    sent = ReplicaReport.model_validate_json(row.report)
-    recorded = left_at = None
-    if sent.seq is not None:
+class _Judged:
+    """What replicas' channels and versions say of them; asked once for each channel and version.
+
+    (Most of a fleet holds one of a few versions.)
+    """
+
+    def __init__(
+        self, connection: Connection, owner: int, epoch: str, names: list[str] | None = None
+    ) -> None:
+        self._connection = connection
+        self._owner = owner
+        if names is None:
+            found = channels.listing(connection, owner, epoch)
+        else:
+            each = (channels.find(connection, owner, name, epoch) for name in names)
+            found = [channel for channel in each if channel is not None]
+        self._heads: dict[str, ChannelDocument] = {channel.channel: channel for channel in found}
+        self._known: dict[tuple[str, int], tuple[State | None, int | None]] = {}
+
+    def replica(self, row: Row[Any]) -> ReplicaRow:
+        sent = ReplicaReport.model_validate_json(row.report)
+        recorded, left_at = None, None
+        if sent.seq is not None:
+            key = (sent.channel, sent.seq)
+            if key not in self._known:
+                self._known[key] = self._ask(*key)
+            recorded, left_at = self._known[key]
+        head = self._heads.get(sent.channel)
+        return ReplicaRow(row.name, sent, row.last_seen_at, recorded, head, left_at)
+
+    def _ask(self, channel: str, seq: int) -> tuple[State | None, int | None]:
+        """The state recorded for a version, and when the channel last moved away from it."""
         query = (
-            select(states.c.layout_digest, states.c.fingerprint)
+            select(states)
             .join(versions, versions.c.state_id == states.c.id)
-            .where(versions.c.policy_id == owner, versions.c.seq == sent.seq)
+            .where(versions.c.policy_id == self._owner, versions.c.seq == seq)
         )
-        found = connection.execute(query).one_or_none()
-        recorded = None if found is None else State(found.layout_digest, found.fingerprint)
-    if recorded is not None:
-        left_at = _left_at(connection, owner, sent.channel, recorded)
-    return ReplicaRow(row.name, sent, row.last_seen_at, recorded, heads.get(sent.channel), left_at)
-
-
-def _left_at(connection: Connection, owner: int, channel: str, state: State) -> int | None:
-    """When the channel last moved away from these weights."""
-    here = (channel_events.c.policy_id == owner) & (channel_events.c.channel == channel)
-    last_there = (
-        select(func.max(channel_events.c.generation))
-        .join(versions, versions.c.id == channel_events.c.to_id)
-        .join(states, states.c.id == versions.c.state_id)
-        .where(
-            here,
-            states.c.layout_digest == state.layout,
-            states.c.fingerprint == state.fingerprint,
+        state = self._connection.execute(query).one_or_none()
+        if state is None:
+            return None, None
+        here = (channel_events.c.policy_id == self._owner) & (channel_events.c.channel == channel)
+        same_weights = select(versions.c.id).where(versions.c.state_id == state.id)
+        last_there = select(func.max(channel_events.c.generation)).where(
+            here, channel_events.c.to_id.in_(same_weights)
         )
-        .scalar_subquery()
-    )
-    query = select(func.min(channel_events.c.at)).where(
-        here, channel_events.c.generation > last_there
-    )
-    left_at: int | None = connection.scalar(query)
-    return left_at
+        left = (
+            select(channel_events.c.at)
+            .where(here, channel_events.c.generation > last_there.scalar_subquery())
+            .order_by(channel_events.c.generation)
+            .limit(1)
+        )
+        return State(state.layout_digest, state.fingerprint), self._connection.scalar(left)

@@ -91,6 +91,10 @@ class SqlCatalog(Catalog):
         with self._database.write() as connection:
             return objects.record_chunk(connection, chunk, instead_of)
 
+    def mark_chunk(self, chunk: StoredChunk, *, damaged: bool) -> None:
+        with self._database.write() as connection:
+            objects.mark_chunk(connection, chunk, damaged=damaged)
+
     def resolve(self, policy: str, ref: Ref) -> Resolved:
         with self._database.read() as connection:
             owner = policy_id(connection, policy)
@@ -127,9 +131,12 @@ class SqlCatalog(Catalog):
         with self._database.read() as connection:
             return channels.one(connection, policy_id(connection, policy), name, self.epoch)
 
-    def history(self, policy: str, channel: str) -> list[ChannelEvent]:
+    def history(
+        self, policy: str, channel: str, limit: int, before: int | None
+    ) -> list[ChannelEvent]:
         with self._database.read() as connection:
-            return channels.history(connection, policy_id(connection, policy), channel)
+            owner = policy_id(connection, policy)
+            return channels.history(connection, owner, channel, limit, before)
 
     def create_channel(self, policy: str, name: str, to: Ref, actor: str) -> ChannelDocument:
         with self._database.write() as connection:
@@ -172,7 +179,7 @@ class SqlCatalog(Catalog):
         with self._database.write() as connection:
             owner = policy_id(connection, policy)
             replicas.report(connection, owner, replica, report)
-            return replicas.listing(connection, owner, self.epoch, replica)[0]
+            return replicas.one(connection, owner, replica, self.epoch)
 
     def replicas(self, policy: str) -> list[ReplicaRow]:
         with self._database.read() as connection:

@@ -77,6 +77,8 @@ chunks: Final = Table(
     Column("size", BigInteger, nullable=False),
     Column("storage_key", String(512), nullable=False, unique=True),
     Column("state", String(16), nullable=False),
+    # 1: its object was read and isn't the chunk.
+    Column("damaged", Integer, nullable=False, server_default=text("0")),
     Column("created_at", BigInteger, nullable=False),
     CheckConstraint("size >= 0", name="size"),
     CheckConstraint("state IN ('ready', 'condemned')", name="state"),
@@ -192,6 +194,8 @@ channel_events: Final = Table(
     Column("at", BigInteger, nullable=False),
     UniqueConstraint("policy_id", "move_id"),
     CheckConstraint("kind IN ('commit', 'create', 'promote', 'rollback')", name="kind"),
+    # All four, or SQLite would rather read every movement of the channel.
+    Index("ix_channel_events_to_id", "to_id", "policy_id", "channel", "generation"),
 )
 
 events: Final = Table(

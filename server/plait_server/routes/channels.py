@@ -3,11 +3,11 @@
 import re
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Response, status
+from fastapi import APIRouter, Header, Query, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from plait.errors import UsageError
-from plait.limits import WAIT_SECONDS_MAX
+from plait.limits import INTEGER_MAX, PAGE_SIZE_MAX, WAIT_SECONDS_MAX
 from plait.lineage import parse_ref
 from plait.manifest import check_name
 from plait.wire import ChannelDocument, ChannelHistory, ChannelList, CreateChannel, MoveRequest
@@ -62,7 +62,7 @@ async def get_channel(
     with registry.watch.waiting_for(policy, channel) as wait:
         found = await run_in_threadpool(registry.catalog.channel, policy, channel)
         if seconds and _etag(found) in (if_none_match or ""):
-            found = await wait.moved(seconds) or found
+            found = await wait.moved(found.generation, seconds) or found
     response.headers["etag"] = _etag(found)
     response.headers["cache-control"] = "no-cache"
     if if_none_match and _etag(found) in if_none_match:
@@ -93,10 +93,17 @@ def move_channel(
     return moved
 
 
-@router.get("/{channel}/history", summary="Every movement of a channel, newest first")
-def get_history(policy: PolicyPath, channel: ChannelPath, registry: RegistryDep) -> ChannelHistory:
-    """Who moved it, from where to where, when and why. Nothing is ever removed."""
-    return ChannelHistory(events=registry.catalog.history(policy, channel))
+@router.get("/{channel}/history", summary="Movements of a channel, newest first")
+def get_history(
+    policy: PolicyPath,
+    channel: ChannelPath,
+    registry: RegistryDep,
+    limit: Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)] = PAGE_SIZE_MAX,
+    before: Annotated[int | None, Query(ge=1, le=INTEGER_MAX)] = None,
+) -> ChannelHistory:
+    """Who moved it, from where to where, when and why. Nothing is ever removed: `before` a
+    generation asks for older ones, down to generation 1."""
+    return ChannelHistory(events=registry.catalog.history(policy, channel, limit, before))
 
 
 def _etag(channel: ChannelDocument) -> str:

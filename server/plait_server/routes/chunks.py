@@ -9,31 +9,38 @@ from starlette.concurrency import run_in_threadpool
 
 from plait.limits import CHUNK_BYTES_MAX, MIB
 from plait.wire import AdoptRequest, ChunkDocument, MissingRequest, MissingResponse
+from plait_server.bodies import RAW_BODY, json_body, lent_body, lent_document, parse_json
 from plait_server.catalog import StoredChunk
-from plait_server.chunks import Taken
+from plait_server.chunks import Reading, Taken
 from plait_server.registry import Registry, RegistryDep
-from plait_server.routes.parameters import (
-    IMMUTABLE,
-    RAW_BODY,
-    DigestPath,
-    declared_length,
-    read_body,
-)
+from plait_server.routes.parameters import IMMUTABLE, DigestPath
 from plait_server.routes.ranges import ByteRange, parse_range
 
 router = APIRouter(tags=["chunks"])
 
-# A chunk that is sent is held in slices of this: an ordinary chunk is one.
-_SLICE_BYTES: Final = 8 * MIB
+# Each reader holds one or two slices of the chunk that it is sent: what a thousand slow ones hold
+# must fit in memory.
+_SLICE_BYTES: Final = 2 * MIB
+_MISSING_BYTES_MAX: Final = 16 * MIB  # as many digests as a manifest may name
 
 IfNoneMatch = Annotated[str | None, Header()]
 RangeHeader = Annotated[str | None, Header(alias="range", examples=["bytes=0-1023"])]
 
 
-@router.post("/chunks:missing", summary="Which of these chunks have to be uploaded")
-def missing_chunks(body: MissingRequest, registry: RegistryDep) -> MissingResponse:
-    """Chunks that are unknown, or whose object is gone or has another size. Changes nothing."""
-    return MissingResponse(missing=registry.chunks.missing(body.digests))
+@router.post(
+    "/chunks:missing",
+    summary="Which of these chunks have to be uploaded",
+    openapi_extra=json_body(MissingRequest),
+)
+async def missing_chunks(request: Request, registry: RegistryDep) -> MissingResponse:
+    """Those that are unknown, whose object is gone or has another size, or were found damaged when
+    they were last read. Changes nothing."""
+
+    def missing(data: bytes) -> list[str]:
+        return registry.chunks.missing(parse_json(request, data, MissingRequest).digests)
+
+    async with lent_document(request, registry.document_memory, _MISSING_BYTES_MAX) as body:
+        return MissingResponse(missing=await registry.in_store_thread(missing, body))
 
 
 @router.put(
@@ -49,12 +56,9 @@ async def put_chunk(digest: DigestPath, request: Request, registry: RegistryDep)
 
     Safe to repeat. A chunk whose stored object is damaged is mended by it.
     """
-    declared = declared_length(request, CHUNK_BYTES_MAX)
-    size = CHUNK_BYTES_MAX if declared is None else declared
-    async with registry.uploads.lend(size):
-        data = await read_body(request, CHUNK_BYTES_MAX)
-        chunk, taken = await run_in_threadpool(registry.chunks.put, digest, data)
-    registry.metrics.chunk_bytes.labels("in").inc(len(data))
+    async with lent_body(request, registry.uploads, CHUNK_BYTES_MAX) as data:
+        chunk, taken = await registry.in_store_thread(registry.chunks.put, digest, data)
+        registry.metrics.chunk_bytes.labels("in").inc(len(data))
     return _taken(registry, chunk, taken)
 
 
@@ -65,9 +69,10 @@ async def put_chunk(digest: DigestPath, request: Request, registry: RegistryDep)
     response_model=ChunkDocument,
     responses={200: {"model": ChunkDocument, "description": "The registry had one already"}},
 )
-def adopt_chunk(digest: DigestPath, body: AdoptRequest, registry: RegistryDep) -> Response:
+async def adopt_chunk(digest: DigestPath, body: AdoptRequest, registry: RegistryDep) -> Response:
     """For agents that reach the store themselves. The object is read back before it counts."""
-    return _taken(registry, *registry.chunks.adopt(digest, body.key, body.size))
+    adopt = registry.chunks.adopt
+    return _taken(registry, *await registry.in_store_thread(adopt, digest, body.key, body.size))
 
 
 @router.get(
@@ -123,24 +128,25 @@ async def _chunk_response(
         headers["content-range"] = f"bytes {part.start}-{part.end - 1}/{chunk.size}"
     if not body:
         return Response(None, code, headers, "application/octet-stream")
+    reading = Reading(registry.chunks, chunk)
     # The first slice is read before the head goes out: a lost object is a typed answer.
-    first = await _slice(registry, chunk, wanted.start, wanted.end)
-    rest = _slices(registry, chunk, wanted.start + len(first), wanted.end, first)
+    first = await _slice(registry, reading, wanted.start, wanted.end)
+    rest = _slices(registry, reading, wanted.start + len(first), wanted.end, first)
     return StreamingResponse(rest, code, headers, "application/octet-stream")
 
 
-async def _slice(registry: Registry, chunk: StoredChunk, start: int, end: int) -> bytes:
+async def _slice(registry: Registry, reading: Reading, start: int, end: int) -> bytes:
     length = min(end - start, _SLICE_BYTES)
-    data = await run_in_threadpool(registry.chunks.read, chunk, start, length)
+    data = await registry.in_store_thread(reading.read, start, length)
     registry.metrics.chunk_bytes.labels("out").inc(length)
     return data
 
 
 async def _slices(
-    registry: Registry, chunk: StoredChunk, start: int, end: int, first: bytes
+    registry: Registry, reading: Reading, start: int, end: int, first: bytes
 ) -> AsyncIterator[bytes]:
     yield first
     while start < end:
-        data = await _slice(registry, chunk, start, end)
+        data = await _slice(registry, reading, start, end)
         start += len(data)
         yield data

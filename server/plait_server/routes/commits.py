@@ -1,9 +1,12 @@
 """Commits: how versions come to be."""
 
-from fastapi import APIRouter, Response, status
+from fastapi import APIRouter, Request, Response, status
+from starlette.concurrency import run_in_threadpool
 
 from plait.errors import NotFound
+from plait.limits import DOCUMENT_BYTES_MAX
 from plait.wire import CommitRequest, VersionDocument
+from plait_server.bodies import json_body, lent_document, parse_json
 from plait_server.registry import RegistryDep
 from plait_server.routes.parameters import DigestPath, PolicyPath
 
@@ -15,9 +18,10 @@ router = APIRouter(prefix="/policies/{policy}/commits", tags=["commits"])
     status_code=status.HTTP_201_CREATED,
     summary="Commit a version and move a channel to it",
     responses={200: {"model": VersionDocument, "description": "It was committed before"}},
+    openapi_extra=json_body(CommitRequest),
 )
-def create_commit(
-    policy: PolicyPath, body: CommitRequest, registry: RegistryDep, response: Response
+async def create_commit(
+    policy: PolicyPath, request: Request, registry: RegistryDep, response: Response
 ) -> VersionDocument:
     """One transaction: all of it, or nothing.
 
@@ -26,7 +30,12 @@ def create_commit(
     the version digest is the idempotency key, and a repeat gets the first answer with
     `Idempotency-Replayed: true`. After a broken connection or a 5xx, ask by version digest.
     """
-    version, again = registry.commits.commit(policy, body)
+
+    def commit(data: bytes) -> tuple[VersionDocument, bool]:
+        return registry.commits.commit(policy, parse_json(request, data, CommitRequest))
+
+    async with lent_document(request, registry.document_memory, DOCUMENT_BYTES_MAX) as body:
+        version, again = await run_in_threadpool(commit, body)
     if again:
         response.status_code = status.HTTP_200_OK
         response.headers["idempotency-replayed"] = "true"

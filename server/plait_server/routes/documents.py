@@ -6,8 +6,9 @@ from fastapi import APIRouter, Header, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from plait.limits import DOCUMENT_BYTES_MAX
+from plait_server.bodies import RAW_BODY, lent_document
 from plait_server.registry import RegistryDep
-from plait_server.routes.parameters import IMMUTABLE, RAW_BODY, DigestPath, read_body
+from plait_server.routes.parameters import IMMUTABLE, DigestPath
 
 router = APIRouter(prefix="/documents", tags=["documents"])
 
@@ -21,8 +22,8 @@ router = APIRouter(prefix="/documents", tags=["documents"])
 )
 async def put_document(digest: DigestPath, request: Request, registry: RegistryDep) -> Response:
     """The body is the document's canonical bytes; they must have the digest. Safe to repeat."""
-    data = await read_body(request, DOCUMENT_BYTES_MAX)
-    new = await run_in_threadpool(registry.documents.put, digest, data)
+    async with lent_document(request, registry.document_memory, DOCUMENT_BYTES_MAX) as data:
+        new = await run_in_threadpool(registry.documents.put, digest, data)
     return Response(status_code=status.HTTP_201_CREATED if new else status.HTTP_200_OK)
 
 
