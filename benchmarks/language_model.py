@@ -18,7 +18,7 @@ from benchmarks.workload import Step, measured_step
 from plait.layout import Layout, TensorSpec
 from plait_demo.model import base_model
 
-LEARNING_RATES: Final = (3e-7, 1e-6, 3e-6, 1e-5)
+LEARNING_RATES: Final = (3e-7, 1e-6, 3e-6, 1e-5, 3e-5)
 _BURN_IN: Final = 8
 _TOKENS: Final = 96
 _WINDOWS: Final = 1
@@ -32,6 +32,8 @@ class LanguageModel:
     """The model in training, at the moment where steps are measured."""
 
     def __init__(self) -> None:
+        # Two threads that wait for each other stand still on a machine that does other work.
+        torch.set_num_threads(1)
         folder = base_model("smollm2", _CACHE)
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
         text = "\n".join(p.read_text() for p in sorted(_DOCUMENTS.glob("*.md")))
@@ -55,8 +57,11 @@ class LanguageModel:
         half = 1 << (_LOW_BITS - 1)
         with torch.no_grad():
             for parameter in self._parameters.values():
-                low = torch.randint(1 - half, half, parameter.shape, generator=self._random)
-                parameter.view(torch.int32).add_(low.int())
+                low = torch.randint(
+                    1 - half, half, parameter.shape, generator=self._random, dtype=torch.int32
+                )
+                low *= parameter != 0  # below zero lie the bits of a NaN
+                parameter.view(torch.int32).add_(low)
 
     def steps(self) -> Iterator[Step]:
         """One step at each learning rate, all from the same moment of training."""

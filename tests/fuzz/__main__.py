@@ -53,6 +53,8 @@ def _run_all(names: list[str], seconds: int) -> int:
             f"-max_total_time={max(seconds // len(names), 1)}", f"-max_len={_INPUT_BYTES}",
             f"-rss_limit_mb={_MEMORY_MIB}", f"-timeout={_SECONDS_PER_INPUT}",
             f"-artifact_prefix={_FINDINGS}/{name}-", "-print_final_stats=1", "-verbosity=0",
+            # On a busy machine any input may take long: only one that never ends is a finding.
+            f"-report_slow_units={_SECONDS_PER_INPUT}",
         ]  # fmt: skip
         environment = os.environ | {
             "NUMBA_BOUNDSCHECK": "1",
