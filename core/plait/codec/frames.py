@@ -213,7 +213,8 @@ def _unpack(encoded: EncodedFrame, allowed: Mapping[str, tuple[int, int]]) -> di
                 f"plane {name!r} has {sizes[name]} bytes, expected {least} to {most}"
             )
     return {
-        name: unpack_plane(stored[name], size) if size else np.empty(0, np.uint8)
+        # Read-only as all planes are: kernels are compiled once.
+        name: unpack_plane(stored[name], size) if size else np.frombuffer(b"", np.uint8)
         for name, size in sizes.items()
     }
 

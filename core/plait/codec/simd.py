@@ -55,3 +55,19 @@ def bits_set(_typing: Any, mask: Any) -> Any:  # noqa: ARG001
         return builder.ctpop(arguments[0])
 
     return types.intp(types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(_typing: Any, array: Any, item: Any) -> Any:  # noqa: ARG001
+    """Asks for the cache line of an item, to be written to; the array needn't have that many."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [place, number(1), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp), generate

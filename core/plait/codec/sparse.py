@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from plait.codec.planes import Bytes
+from plait.codec.simd import bits_set, lowest_bit
 from plait.errors import ChunkInvalid
 from plait.limits import RESTART_ELEMENTS
 
@@ -23,6 +24,15 @@ SKIP: Final = 255
 _BLOCK: Final = RESTART_ELEMENTS
 
 Marks = NDArray[np.uint32]
+
+_CLASSES_PER_WORD: Final = 32
+_LOW_BITS: Final = 0x5555_5555_5555_5555
+
+# Of every byte of classes its four differences, those that are neither +1 nor -1 as zeros.
+_UNITS: Final = np.array(
+    [[(1, 0xFFFF, 0, 0)[byte >> 2 * i & 3] for i in range(4)] for byte in range(256)], np.uint16
+).view(np.uint64)[:, 0]
+_UNITS.flags.writeable = False
 
 # Differences of one `small` byte: zigzag codes up to 255, of which 0, 1 and 2 have other places.
 _SMALL_MIN: Final = 3
@@ -103,18 +113,19 @@ def _decode_classes(count: int, marks: Marks, planes: Mapping[str, Bytes]) -> ND
         raise ChunkInvalid("raw plane holds a difference that belongs to another class")
     if count % 4 and int(classes[-1]) >> 2 * (count % 4):
         raise ChunkInvalid("class plane goes on after the last element")
-    differences = np.empty(count, np.uint16)
-    # The kernel reads one item of each plane even where none is meant.
-    padded = [plane if plane.size else np.zeros(1, plane.dtype) for plane in (small, wide)]
-    for plane in padded:
-        plane.flags.writeable = False
-    used = _unpack_classes(classes, *padded, marks, differences)
-    if used != (small.size, wide.size):
+    named = _count_classes(classes)
+    if named != (small.size, wide.size):
         raise ChunkInvalid(
-            f"classes name {used[0]} small and {used[1]} raw differences, planes hold "
-            f"{small.size} and {wide.size}, or restarts disagree"
+            f"classes name {named[0]} small and {named[1]} raw differences, planes hold "
+            f"{small.size} and {wide.size}"
         )
-    return differences
+    # Whole words of classes are unpacked, whatever lies behind the last one.
+    words = np.zeros(-(-count // _CLASSES_PER_WORD), np.uint64)
+    words.view(np.uint8)[: classes.size] = classes
+    differences = np.empty((words.size, _CLASSES_PER_WORD), np.uint16)
+    if not _unpack_classes(words, _UNITS, small, wide, marks, differences.reshape(-1)):
+        raise ChunkInvalid("restarts disagree with the classes before them")
+    return differences.reshape(-1)[:count]
 
 
 def _blocks(items: int) -> int:
@@ -214,26 +225,56 @@ def _pack_classes(differences: Any, marks: Any, classes: Any, small: Any, raw: A
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _unpack_classes(classes: Any, small: Any, raw: Any, marks: Any, differences: Any) -> Any:
-    """Fills `differences`; the small and raw differences used, or (-1, -1) if marks disagree."""
+def _count_classes(classes: Any) -> Any:
+    """How many differences are small, and how many raw."""
+    small: Any = 0
+    raw: Any = 0
+    for i in range(classes.size):
+        low = np.uint64(classes[i]) & np.uint64(_LOW_BITS & 0xFF)
+        high = (np.uint64(classes[i]) >> np.uint64(1)) & np.uint64(_LOW_BITS & 0xFF)
+        small += np.int64(bits_set(high & ~low))
+        raw += np.int64(bits_set(high & low))
+    return small, raw
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _unpack_classes(
+    words: Any, units: Any, small: Any, raw: Any, marks: Any, differences: Any
+) -> Any:
+    """Fills `differences`; whether the marks agree. Both planes hold as many as classes name.
+
+    First every byte's four units, from a table; then the few others over their zeros.
+    """
+    fours = differences.view(np.uint64)
     small_count: Any = 0
     raw_count: Any = 0
-    first: Any = 0
-    for block in range(marks.shape[0] + 1):
-        inside = block < marks.shape[0]
-        end = np.int64(marks[block, 1]) if inside else np.int64(differences.size)
-        for i in range(first, end):
-            name = (np.int32(classes[i >> 2]) >> np.int32(2 * (i & 3))) & 3
-            zigzag = np.int32(small[min(small_count, small.size - 1)])
-            value = np.int32(raw[min(raw_count, raw.size - 1)])
-            is_small = np.int32(name == 2)
-            is_raw = np.int32(name == 3)
-            unit = (1 - 2 * name) * (1 - is_small - is_raw)
-            unfolded = (zigzag >> 1) ^ -(zigzag & 1)
-            differences[i] = np.uint16(unit + unfolded * is_small + value * is_raw)
-            small_count += is_small
-            raw_count += is_raw
-        if inside and (marks[block, 2] != small_count or marks[block, 3] != raw_count):
-            return -1, -1
-        first = end
-    return small_count, raw_count
+    block: Any = 0
+    for w in range(words.size):
+        word = words[w]
+        for k in range(8):
+            fours[8 * w + k] = units[np.int64((word >> np.uint64(8 * k)) & np.uint64(0xFF))]
+        others = word & np.uint64(_LOW_BITS << 1)
+        first = _CLASSES_PER_WORD * w
+        while block < marks.shape[0] and marks[block, 1] < first + _CLASSES_PER_WORD:
+            # Counts at a block's end, which may lie within the word.
+            inside = np.uint64(2 * (np.int64(marks[block, 1]) - first))
+            before = others & ((np.uint64(1) << inside) - np.uint64(1))
+            raws = np.int64(bits_set(before & (word << np.uint64(1))))
+            smalls = np.int64(bits_set(before)) - raws
+            if marks[block, 2] != small_count + smalls or marks[block, 3] != raw_count + raws:
+                return False
+            block += 1
+        while others:
+            bit = lowest_bit(others)
+            others &= others - np.uint64(1)
+            if (word >> np.uint64(bit - 1)) & np.uint64(1):
+                differences[first + (bit >> 1)] = raw[raw_count]
+                raw_count += 1
+            else:
+                zigzag = np.int32(small[small_count])
+                differences[first + (bit >> 1)] = np.uint16((zigzag >> 1) ^ -(zigzag & 1))
+                small_count += 1
+    for rest in range(block, marks.shape[0]):
+        if marks[rest, 2] != small_count or marks[rest, 3] != raw_count:
+            return False
+    return True
