@@ -29,6 +29,7 @@ from plait.wire.problem import MEDIA_TYPE
 from plait_rollout.follower import Follower
 
 _BODY_BYTES_MAX: Final = 4096
+_DISCARDED_BYTES_MAX: Final = 1 << 20
 _SOCKET_SECONDS: Final = 30.0  # a client that sends nothing is let go
 _SERVED: Final = (
     "policy", "channel", "seq", "generation", "stamp", "fingerprint", "layout_digest",
@@ -162,7 +163,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         size = self.headers.get("Content-Length", "0")
         if not size.isascii() or not size.isdigit() or int(size) > _BODY_BYTES_MAX:
-            self.close_connection = True  # what was sent isn't read
+            self.close_connection = True
+            if size.isascii() and size.isdigit():
+                # Closing on unread bytes would reset the connection before the answer is read.
+                self.rfile.read(min(int(size), _DISCARDED_BYTES_MAX))
             raise LimitExceeded(f"a body of {size[:20]} bytes; at most {_BODY_BYTES_MAX}")
         return self.rfile.read(int(size))
 
@@ -177,6 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(code)
         self.send_header("Content-Type", media)
         self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")  # or a client would reuse it
         self.end_headers()
         self.wfile.write(data)
 
