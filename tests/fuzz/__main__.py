@@ -19,7 +19,7 @@ from typing import Final
 _FOLDER: Final = Path(".cache/fuzz")
 _FINDINGS: Final = _FOLDER / "findings"
 # Compiled or compiling modules: numba can't read what atheris makes of their functions.
-_COMPILED: Final = ["kernels", "simd", "sparse", "lanes"]
+_COMPILED: Final = ["dense", "kernels", "simd", "sparse"]
 _NOT_INSTRUMENTED: Final = ["plait.fingerprint", *(f"plait.codec.{name}" for name in _COMPILED)]
 _MEMORY_MIB: Final = 1024
 _SECONDS_PER_INPUT: Final = 30
