@@ -10,6 +10,7 @@ from matplotlib import pyplot
 from benchmarks.formats import POINTS
 
 _IMAGE: Final = Path(__file__).parent.parent / "docs" / "images" / "bytes-per-change.svg"
+_TICKS: Final = (0.3, 0.5, 1, 2, 5, 10)
 _LEFT_OUT: Final = "whole checkpoint"  # two bytes over the density: off any scale
 
 
@@ -32,9 +33,12 @@ def main() -> None:
                 style, linewidth=width, marker="." , label=name,
             )  # fmt: skip
         axis.set(title=title, xscale="log", xlabel="changed elements, %", ylim=(0, None))
+        axis.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+        axis.set_xticks([], minor=True)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("stored bytes per changed element")
-    axes[-1].legend(fontsize="small")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
     _IMAGE.parent.mkdir(exist_ok=True)
     figure.savefig(_IMAGE, metadata={"Date": None})
 
