@@ -1,5 +1,6 @@
 """Anchors: what `dense` frames make of real weights in each dtype, and how fast."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,13 +62,11 @@ def _row(dtype: str, bits: NDArray[Any]) -> list[str]:
     frames = plain_cut(layout, for_anchor=True).frames
     encoded = [encode_dense(n, frame, weights) for n, frame in enumerate(frames)]
     pairs = list(zip(encoded, frames, strict=True))
+    numbered = [(n, frame, weights) for n, frame in enumerate(frames)]
     copy = np.empty_like(bits)
     memcpy = cpu_seconds(lambda: np.copyto(copy, bits))
-    # One by one, as a pipeline holds them.
-    encoding = cpu_seconds(
-        lambda: [None for n, f in enumerate(frames) if not encode_dense(n, f, weights)]
-    )
-    decoding = cpu_seconds(lambda: [None for e, f in pairs if decode_dense(e, f) is None])
+    encoding = cpu_seconds(lambda: _one_by_one(encode_dense, numbered))
+    decoding = cpu_seconds(lambda: _one_by_one(decode_dense, pairs))
     return [
         dtype,
         f"{sum(frame.stored_size for frame in encoded) / bits.nbytes:.3f}",
@@ -77,6 +76,12 @@ def _row(dtype: str, bits: NDArray[Any]) -> list[str]:
         f"{memcpy / encoding:.3f}",
         f"{memcpy / decoding:.3f}",
     ]
+
+
+def _one_by_one(work: Callable[..., object], calls: Iterable[tuple[Any, ...]]) -> None:
+    """Drops each result before the next, as a pipeline does."""
+    for call in calls:
+        work(*call)
 
 
 def _order_0(dtype: str, bits: NDArray[Any]) -> float:
