@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from plait.codec.algebra import detect
 from plait.cut import Cut, FrameSpec, Segment, plain_cut
 from plait.errors import FingerprintMismatch, LayoutChanged, PublishError
-from plait.grain import grain_cut
+from plait.grain import SlottedCut, grain_cut
 from plait.layout import Layout
 from plait.weights import ArrayWeights, fingerprint_weights
 from plait_trainer.detector import Capture, LiveTensors
 from plait_trainer.dtypes import DtypeRule
 from plait_trainer.live import TensorView, layout_of
+from plait_trainer.share import Share
 from plait_trainer.snapshot import SnapshotDetector
 from plait_trainer.sources import MappingSource
 
@@ -30,8 +31,12 @@ def attached(state: Mapping[str, torch.Tensor]) -> tuple[SnapshotDetector, Layou
     layout = layout_of(live.values())
     cut = plain_cut(layout, for_anchor=False)
     detector = SnapshotDetector()
-    detector.attach(live, layout, cut)
+    detector.attach(live, share_of(layout, cut))
     return detector, layout, cut
+
+
+def share_of(layout: Layout, cut: Cut) -> Share:
+    return Share.whole(layout, SlottedCut(cut, (0,) * len(cut.frames)))
 
 
 def held(state: Mapping[str, torch.Tensor], layout: Layout) -> ArrayWeights:
@@ -108,14 +113,14 @@ def test_a_capture_that_nobody_took_over_is_made_again() -> None:
 
 
 def test_runs_and_frames_of_one_tensor_join_seamlessly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait_trainer.snapshot._RUN_ITEMS", 7)
+    monkeypatch.setattr("plait.codec.sweep._BLOCK", 7)
     state = {"a": torch.zeros(50, dtype=torch.bfloat16), "b": torch.zeros(5, dtype=torch.bfloat16)}
     live = live_of(state)
     layout = layout_of(live.values())
     frames = tuple(FrameSpec(2, (Segment(first, 11, 0, 1),)) for first in range(0, 55, 11))
     cut = Cut(layout.digest, frames)
     detector = SnapshotDetector(threads=2)
-    detector.attach(live, layout, cut)
+    detector.attach(live, share_of(layout, cut))
     touched = [0, 6, 7, 10, 11, 13, 14, 48, 49]
     state["a"][touched] = 1
     state["b"][[0, 4]] = 1
@@ -171,11 +176,13 @@ def test_a_base_stands_in_for_the_live_weights() -> None:
     base = held(state, layout)
     state["a"][6] = 1
     detector = SnapshotDetector()
-    assert detector.attach(live_of(state), layout, cut, base=base) == fingerprint_weights(base)
+    assert detector.attach(live_of(state), share_of(layout, cut), base=base) == fingerprint_weights(
+        base
+    )
     assert changed_words(cut, detector.capture(live_of(state))) == [6]
     other = live_of({"b": state["a"]})
     with pytest.raises(LayoutChanged, match="'b' is missing"):
-        detector.attach(other, layout_of(other.values()), cut, base=base)
+        detector.attach(other, share_of(layout_of(other.values()), cut), base=base)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -193,7 +200,7 @@ def test_blocks_of_rows_and_columns_are_found_with_one_read_of_the_live_weights(
     layout = layout_of(live.values())
     cut = grain_cut(layout, for_anchor=False).cut
     detector = SnapshotDetector(threads=threads)
-    detector.attach(live, layout, cut)
+    detector.attach(live, share_of(layout, cut))
     old = held(state, layout)
     for tensor in state.values():
         tensor[torch.rand(tensor.shape) < 0.1] *= -1

@@ -36,6 +36,7 @@ from plait_trainer.dtypes import DtypeRule
 from plait_trainer.future import PublishFuture, PublishMetrics
 from plait_trainer.live import TensorSource, fingerprint_live, layout_of
 from plait_trainer.outbox import Outbox, Publish, WhenFull
+from plait_trainer.share import Share
 from plait_trainer.snapshot import SnapshotDetector
 from plait_trainer.sources import Converter, State, source_of
 from plait_trainer.standing import Standing, find_channel, find_standing
@@ -354,7 +355,9 @@ class Publisher:
         """Everything is proven: forget the earlier state, and start from this one."""
         cut = self._grain.cut(layout, for_anchor=False)
         self._committer, self._last = None, None
-        kept = self._detector.attach(live, layout, cut.cut, base=base, optimizer=self._optimizer)
+        kept = self._detector.attach(
+            live, Share.whole(layout, cut), base=base, optimizer=self._optimizer
+        )
         if kept != proven:
             raise FingerprintMismatch(
                 f"the weights changed from {proven} to {kept} while the publisher attached",

@@ -1,0 +1,113 @@
+"""Finding what changed, tensor by tensor: whatever a detector knows the old bits from.
+
+A detector gives `read`, the old and the new bits of adjacent items; here they are compared, dealt
+out to the frames of the share, and hashed, while they are in the cache.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.codec import sweep
+from plait.codec.algebra import FrameDelta
+from plait.errors import PublishError
+from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
+from plait.layout import TensorSpec, words_per_item
+from plait.weights import UNSIGNED
+from plait_trainer.share import Share
+
+# Items [start, stop) of a tensor of the local layout, before and now.
+Read = Callable[[TensorSpec, int, int], tuple[NDArray[Any], NDArray[Any]]]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorChange:
+    """What was found in one tensor of a share.
+
+    Attributes:
+        found: its changes, by the places of their frames in the share.
+        now: fingerprint of all its new bits at their words in the whole layout.
+    """
+
+    name: str
+    found: tuple[sweep.Found, ...]
+    now: Fingerprint
+
+    @property
+    def increment(self) -> Fingerprint:
+        """Fingerprint of the new bits minus that of the old ones."""
+        return sum((part.increment for part in self.found), ZERO)
+
+
+def compare_share(
+    share: Share, read: Read, *, names: Collection[str] | None = None, threads: int = 1
+) -> list[TensorChange]:
+    """What changed in each tensor of a share.
+
+    Args:
+        read: called for adjacent blocks of a tensor's items, each once; on several threads for
+            several tensors if there are more than one.
+        names: of the tensors to compare; by default all of them.
+        threads: that compare tensors at the same time.
+    Raises:
+        PublishError: `read` gave other arrays than it should.
+    """
+    own = threading.local()
+
+    def compare(parts: list[sweep.Part]) -> TensorChange:
+        if not hasattr(own, "scratch"):
+            own.scratch = sweep.Scratch()
+        piece, now = parts[0].piece, ZERO
+        width = words_per_item(piece.tensor.item_bytes)
+        first_word = piece.first_word - piece.start_item * width
+
+        def read_and_hash(
+            tensor: TensorSpec, start: int, stop: int
+        ) -> tuple[NDArray[Any], NDArray[Any]]:
+            nonlocal now
+            old, new = read(tensor, start, stop)
+            new = checked_run(tensor, new, stop - start)
+            now += fingerprint_run(new, first_word + start * width)
+            return checked_run(tensor, old, stop - start), new
+
+        found = tuple(sweep.compare(parts, read_and_hash, own.scratch))
+        return TensorChange(piece.tensor.name, found, now)
+
+    groups = [
+        parts for parts in sweep.parts_by_tensor(share.local_frames, share.local)
+        if names is None or parts[0].piece.tensor.name in names
+    ]  # fmt: skip
+    if threads == 1:
+        return list(map(compare, groups))
+    with ThreadPoolExecutor(threads, "plait-detect") as pool:
+        return list(pool.map(compare, groups))
+
+
+def deltas_of(share: Share, changes: Iterable[TensorChange]) -> dict[int, FrameDelta]:
+    """The frames that changed, by their numbers in the whole cut."""
+    found = itertools.chain.from_iterable(change.found for change in changes)
+    deltas = sweep.join(share.local_frames, found)
+    numbered = zip(share.numbers, deltas, strict=True)
+    return {number: delta for number, delta in numbered if delta.count}
+
+
+def checked_run(tensor: TensorSpec, bits: NDArray[Any], items: int) -> NDArray[Any]:
+    """Bits as the compiled loops, which check nothing, rely on: contiguous, read-only.
+
+    Raises:
+        PublishError: another number of items, or of another size.
+    """
+    if bits.shape != (items,) or bits.dtype != UNSIGNED[tensor.item_bytes]:
+        raise PublishError(
+            f"{tensor.name!r} gave {bits.dtype}{list(bits.shape)} for {items} items "
+            f"of {tensor.dtype}"
+        )
+    bits = np.ascontiguousarray(bits).view()
+    bits.flags.writeable = False
+    return bits
