@@ -21,7 +21,7 @@ ONLY_IN = {
     "fsspec": ("core/plait/store/fsspec.py",),
     "torch": ("core/plait/tensors/", "trainer_agent/", "rollout_agent/", "examples/"),
     "fastapi": ("server/",),
-    "transformers": ("examples/",),
+    "transformers": ("examples/", "trainer_agent/plait_trainer/callback.py"),
 }
 
 

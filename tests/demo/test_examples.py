@@ -52,3 +52,8 @@ def test_a_loop_publishes_and_a_module_follows_to_any_version(
     answers = [line.split("answer ")[1] for line in followed]
     assert versions == ["1", "6", "4"]
     assert len(set(answers)) == 3
+
+
+def test_a_trainer_publishes_by_its_callback(registry: str, tmp_path: Path) -> None:
+    published = run_example("publish_from_a_trainer.py", url=registry, folder=tmp_path)
+    assert published[-1].startswith("tiny-llama@4: step 6, ")

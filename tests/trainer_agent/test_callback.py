@@ -1,0 +1,83 @@
+"""A real transformers Trainer with the callback: its checkpoints are versions, and runs resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from plait.errors import UsageError
+from plait_client.checkout import checkout
+from plait_client.checkpoint import CheckpointFolder
+from plait_client.registry import RegistryClient
+from plait_trainer.callback import STATE_FILE, PlaitCallback
+from tests.trainer_agent.reading import assert_bits_equal, weights_at
+
+
+class Lines(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = torch.arange(8) * (index + 1) % 32
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def tiny_model() -> LlamaForCausalLM:
+    torch.manual_seed(5)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2, tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+
+
+def trainer_of(folder: Path, callback: PlaitCallback, *, steps: int) -> Trainer:
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, learning_rate=1e-3,
+        save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, logging_strategy="no",
+    )  # fmt: skip
+    return Trainer(model=tiny_model(), args=arguments, train_dataset=Lines(), callbacks=[callback])
+
+
+def published(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+
+
+def test_checkpoints_are_versions_and_a_resumed_run_continues_the_line(
+    client: RegistryClient, policy: str, tmp_path: Path
+) -> None:
+    callback = PlaitCallback(policy=policy, every=2, client=client)
+    trainer = trainer_of(tmp_path / "run", callback, steps=5)
+    trainer.train()
+    versions = client.versions(policy).versions
+    assert [version.metadata["step"] for version in versions] == [5, 4, 3, 2, 0]
+    assert versions[0].metadata["learning_rate"] >= 0
+    assert_bits_equal(weights_at(client, policy, "main"), published(trainer.model))
+
+    saved = json.loads((tmp_path / "run" / "checkpoint-5" / STATE_FILE).read_text())
+    assert saved["seq"] == versions[0].seq
+
+    again = PlaitCallback(policy=policy, every=2, client=client)
+    resumed = trainer_of(tmp_path / "run", again, steps=8)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-5"))
+    steps = [version.metadata["step"] for version in client.versions(policy).versions]
+    assert steps == [8, 6, 5, 4, 3, 2, 0]
+    assert_bits_equal(weights_at(client, policy, "main"), published(resumed.model))
+
+
+def test_config_and_tokenizer_travel_with_the_anchor(
+    client: RegistryClient, policy: str, tmp_path: Path
+) -> None:
+    callback = PlaitCallback(policy=policy, every=10, client=client)
+    trainer_of(tmp_path / "run", callback, steps=2).train()
+    checkout(client, policy, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_size"] == 16
+    assert CheckpointFolder(tmp_path / "out").layout.total_elements > 0
+
+
+def test_outside_of_training_there_is_no_loop(client: RegistryClient, policy: str) -> None:
+    with pytest.raises(UsageError, match="no training goes on"):
+        _ = PlaitCallback(policy=policy, client=client).loop

@@ -1,0 +1,119 @@
+"""Publishing from a `transformers.Trainer`, or one of TRL's: add a callback, and nothing else.
+
+    trainer.add_callback(PlaitCallback(policy="my-policy", every=4))
+
+The only file of this package that imports transformers.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import TrainerCallback
+
+from plait.errors import UsageError
+from plait_client.registry import RegistryClient
+from plait_trainer.loop import PublishingLoop
+
+STATE_FILE: Final = "plait_publisher.json"
+
+
+class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Publishes the model every K optimizer steps, and at every checkpoint that is saved.
+
+    Each checkpoint is therefore a version: a run that resumes from it continues the same line. The
+    line's first version is the model as training begins. Config and tokenizer travel with anchors.
+
+    Args:
+        policy: that the versions belong to.
+        every: optimizer steps for one version.
+        client: of the registry; by default as the environment says (`PLAIT_URL`).
+        options: of the `Publisher`.
+
+    A refused publish (the head moved, say) ends training with its error: what was trained since is
+    in the trainer's own checkpoint.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: str,
+        every: int = 1,
+        client: RegistryClient | None = None,
+        **options: Any,
+    ) -> None:
+        self._policy, self._every, self._client, self._options = policy, every, client, options
+        self._loop: PublishingLoop | None = None
+
+    @property
+    def loop(self) -> PublishingLoop:
+        """The loop of the training that goes on.
+
+        Raises:
+            UsageError: none does.
+        """
+        if self._loop is None:
+            raise UsageError("no training goes on", remedy="add the callback before train()")
+        return self._loop
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **held: Any) -> None:
+        # Side files go with the line's anchor only, which is committed before this returns.
+        with tempfile.TemporaryDirectory(prefix="plait-side-files-") as folder:
+            _write_side_files(Path(folder), held["model"], held.get("processing_class"))
+            options = {"side_files": folder, **self._options}
+            loop = PublishingLoop(
+                held["model"], _bare(held.get("optimizer")),
+                policy=self._policy, every=self._every, client=self._client, **options,
+            )  # fmt: skip
+            try:
+                loop.count_from(int(state.global_step))
+                loop.begin(_facts(state, held))
+            except BaseException:
+                loop.close(abandon=True)
+                raise
+        self._loop = loop
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **held: Any) -> None:
+        self.loop.step(_facts(state, held))
+
+    def on_save(self, args: Any, state: Any, _control: Any, **held: Any) -> None:
+        if not self.loop.is_published:
+            self.loop.publish(_facts(state, held))
+        self.loop.publisher.flush()
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if folder.is_dir():
+            text = json.dumps(self.loop.publisher.state_dict(), indent=2)
+            (folder / STATE_FILE).write_text(text + "\n")
+
+    def on_train_end(self, _args: Any, state: Any, _control: Any, **held: Any) -> None:
+        loop, self._loop = self.loop, None
+        loop.finish(_facts(state, held))
+
+
+def _facts(state: Any, held: dict[str, Any]) -> dict[str, Any]:
+    """Training facts for the version record."""
+    facts: dict[str, Any] = {"step": int(state.global_step)}
+    if state.epoch is not None:
+        facts["epoch"] = float(state.epoch)
+    optimizer = _bare(held.get("optimizer"))
+    if optimizer is not None and optimizer.param_groups:
+        facts["learning_rate"] = float(optimizer.param_groups[0]["lr"])
+    return facts
+
+
+def _bare(optimizer: Any) -> torch.optim.Optimizer | None:
+    """The optimizer inside accelerate's wrapper."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return inner if isinstance(inner, torch.optim.Optimizer) else None
+
+
+def _write_side_files(folder: Path, model: Any, processing_class: Any) -> None:
+    """The model's configuration and its tokenizer or processor."""
+    parts: tuple[Any, ...] = (
+        model.config, getattr(model, "generation_config", None), processing_class,
+    )  # fmt: skip
+    for part in parts:
+        if hasattr(part, "save_pretrained"):
+            part.save_pretrained(folder)
