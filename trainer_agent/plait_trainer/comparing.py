@@ -46,7 +46,12 @@ class TensorChange:
 
 
 def compare_share(
-    share: Share, read: Read, *, names: Collection[str] | None = None, threads: int = 1
+    share: Share,
+    read: Read,
+    *,
+    names: Collection[str] | None = None,
+    threads: int = 1,
+    block: int | None = None,
 ) -> list[TensorChange]:
     """What changed in each tensor of a share.
 
@@ -55,6 +60,7 @@ def compare_share(
             several tensors if there are more than one.
         names: of the tensors to compare; by default all of them.
         threads: that compare tensors at the same time.
+        block: items that `read` is asked for at once; by default as many as the sweep takes.
     Raises:
         PublishError: `read` gave other arrays than it should.
     """
@@ -76,7 +82,7 @@ def compare_share(
             now += fingerprint_run(new, first_word + start * width)
             return checked_run(tensor, old, stop - start), new
 
-        found = tuple(sweep.compare(parts, read_and_hash, own.scratch))
+        found = tuple(sweep.compare(parts, read_and_hash, own.scratch, block=block))
         return TensorChange(piece.tensor.name, found, now)
 
     groups = [

@@ -105,12 +105,15 @@ def parts_by_tensor(frames: Sequence[FrameSpec], layout: Layout) -> list[list[Pa
     return [found[name] for name in sorted(found)]
 
 
-def compare(parts: Sequence[Part], read: Read, scratch: Scratch | None = None) -> Iterator[Found]:
+def compare(
+    parts: Sequence[Part], read: Read, scratch: Scratch | None = None, *, block: int | None = None
+) -> Iterator[Found]:
     """What changed in the parts of one tensor.
 
     Args:
         read: called for adjacent blocks, each once, which cover the parts.
         scratch: used by one thread at a time; its own if None.
+        block: items that `read` is asked for at once, for a `read` that makes them; at most 2^22.
     Raises:
         LayoutChanged: it gave other arrays than it should.
     """
@@ -122,8 +125,9 @@ def compare(parts: Sequence[Part], read: Read, scratch: Scratch | None = None) -
     blocks = _Blocks(parts) if _are_columns(parts) else None
     scratch = scratch or Scratch()
     positions, differences = scratch.positions, scratch.items(tensor, 0)
-    for start in range(begin, end, _BLOCK):
-        stop = min(start + _BLOCK, end)
+    block = _BLOCK if block is None else min(block, _BLOCK)
+    for start in range(begin, end, block):
+        stop = min(start + block, end)
         old, new = (_checked(bits, tensor, stop - start) for bits in read(tensor, start, stop))
         if blocks is not None:
             yield from blocks.found(old, new, start, origin, scratch)
