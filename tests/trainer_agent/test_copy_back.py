@@ -1,0 +1,162 @@
+"""FP32 masters rounded into BF16 parameters: what the copy changes is what is published."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from plait.errors import FingerprintMismatch, PublishError, UsageError
+from plait.weights import Weights
+from plait_client.registry import RegistryClient
+from plait_trainer import Publisher, SnapshotDetector
+from plait_trainer.copy_back import CopyBackDetector
+from plait_trainer.detector import Capture
+from tests.trainer_agent.reading import assert_bits_equal, weights_at
+from tests.trainer_agent.test_snapshot_detector import attached, held, live_of, share_of
+
+
+class MixedRun:
+    """A BF16 model whose optimizer steps FP32 masters; one layer norm stays FP32."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 16))
+        self.model[0].bfloat16()
+        self.model[2].bfloat16()
+        narrow = [p for p in self.model.parameters() if p.dtype == torch.bfloat16]
+        self.pairs = [(p, p.detach().float()) for p in narrow]
+        masters = [nn.Parameter(master) for _, master in self.pairs]
+        self.pairs = [(p, m) for (p, _), m in zip(self.pairs, masters, strict=True)]
+        self.optimizer = torch.optim.AdamW([*masters, *self.model[1].parameters()], lr=1e-3)
+
+    def step(self) -> None:
+        """Without the copy."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.randn_like(parameter)
+        self.optimizer.step()
+
+    def expected(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+
+def test_versions_of_a_mixed_precision_run_are_the_parameters_bit_for_bit(
+    client: RegistryClient, policy: str
+) -> None:
+    run = MixedRun()
+    detector = CopyBackDetector(lambda: run.pairs)
+    states = [run.expected()]
+    with Publisher(
+        run.model, client=client, policy=policy, dtype=None, detector=detector
+    ) as publisher:
+        publisher.publish().result()
+        for step in range(1, 7):
+            run.step()
+            detector.copy()
+            if step % 2 == 0:
+                publisher.publish()
+                states.append(run.expected())
+    for seq, expected in enumerate(states, 1):
+        assert_bits_equal(weights_at(client, policy, seq), expected)
+
+
+def test_it_finds_what_the_snapshot_finds() -> None:
+    run = MixedRun(1)
+    detector = CopyBackDetector(lambda: run.pairs)
+    live = live_of(run.model.state_dict())
+    snapshot, layout, cut = attached(run.model.state_dict())
+    assert detector.attach(live, share_of(layout, cut)) == snapshot.attach(
+        live, share_of(layout, cut)
+    )
+    for _ in range(3):
+        run.step()
+        detector.copy()
+    assert_same(detector.capture(live), snapshot.capture(live))
+    run.step()
+    detector.copy()
+    found, wanted = detector.capture(live), snapshot.capture(live)
+    assert_same(found, wanted)
+    detector.keep(found)
+    snapshot.keep(wanted)
+    assert detector.capture(live).deltas == {}
+    run.step()
+    detector.copy()
+    assert_same(detector.capture(live), snapshot.capture(live))
+
+
+def assert_same(found: Capture, wanted: Capture) -> None:
+    assert found.fingerprint == wanted.fingerprint
+    assert list(found.deltas) == list(wanted.deltas)
+    for number, delta in wanted.deltas.items():
+        np.testing.assert_array_equal(found.deltas[number].positions, delta.positions)
+        np.testing.assert_array_equal(found.deltas[number].differences, delta.differences)
+        assert found.deltas[number].increment == delta.increment
+
+
+def prepared() -> tuple[MixedRun, CopyBackDetector, SnapshotDetector, Weights]:
+    run = MixedRun(2)
+    snapshot, layout, cut = attached(run.model.state_dict())
+    detector = CopyBackDetector(lambda: run.pairs)
+    kept = held(run.model.state_dict(), layout)
+    live = live_of(run.model.state_dict())
+    detector.attach(live, share_of(layout, cut), read_back=lambda _names: kept)
+    run.step()
+    detector.copy()
+    return run, detector, snapshot, kept
+
+
+@pytest.mark.parametrize("then_copied", [False, True])
+def test_a_parameter_written_beside_its_master_is_read_back(
+    then_copied: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, detector, snapshot, _ = prepared()
+    with torch.no_grad():
+        run.pairs[0][0][3] += 1
+    if then_copied:
+        run.step()
+        detector.copy()
+    live = live_of(run.model.state_dict())
+    found = detector.capture(live)
+    assert_same(found, snapshot.capture(live))
+    assert "0.weight: written to beside the copy" in caplog.text
+    detector.keep(found)
+    assert detector.capture(live).deltas == {}
+
+
+def test_what_is_read_back_must_be_the_kept_state() -> None:
+    run, detector, _, kept = prepared()
+    with torch.no_grad():
+        run.pairs[0][0][3] += 1
+    kept.bits("0.weight")[7] ^= 1
+    live = live_of(run.model.state_dict())
+    with pytest.raises(FingerprintMismatch, match=r"what was read back of 0\.weight"):
+        detector.capture(live)
+    kept.bits("0.weight")[7] ^= 1
+    assert detector.capture(live).deltas
+
+
+def test_a_base_makes_the_first_capture_the_difference_to_it() -> None:
+    run = MixedRun(3)
+    snapshot, layout, cut = attached(run.model.state_dict())
+    base = held(run.model.state_dict(), layout)
+    run.step()
+    with torch.no_grad():
+        for parameter, master in run.pairs:
+            parameter.copy_(master)
+    detector = CopyBackDetector(lambda: run.pairs)
+    live = live_of(run.model.state_dict())
+    detector.attach(live, share_of(layout, cut), base=base)
+    assert_same(detector.capture(live), snapshot.capture(live))
+
+
+def test_a_master_that_lies_otherwise_is_refused() -> None:
+    parameter = nn.Parameter(torch.zeros(4, 8, dtype=torch.bfloat16))
+    detector = CopyBackDetector(lambda: [(parameter, torch.zeros(8, 4).t())])
+    _, layout, cut = attached({"w": parameter})
+    with pytest.raises(UsageError, match="expected the same"):
+        detector.attach(live_of({"w": parameter}), share_of(layout, cut))
+
+
+def test_an_unattached_detector_is_refused() -> None:
+    with pytest.raises(PublishError, match="isn't attached"):
+        CopyBackDetector(list).copy()
