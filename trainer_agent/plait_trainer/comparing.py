@@ -7,8 +7,7 @@ out to the frames of the share, and hashed, while they are in the cache.
 import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from plait.errors import PublishError
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
 from plait.layout import TensorSpec, words_per_item
 from plait.weights import UNSIGNED
+from plait.workers import shared
 from plait_trainer.share import Share
 
 # Items [start, stop) of a tensor of the local layout, before and now.
@@ -59,7 +59,7 @@ def compare_share(
         read: called for adjacent blocks of a tensor's items, each once; on several threads for
             several tensors if there are more than one.
         names: of the tensors to compare; by default all of them.
-        threads: that compare tensors at the same time.
+        threads: of the process's workers, at most, that compare tensors at the same time.
         block: items that `read` is asked for at once; by default as many as the sweep takes.
     Raises:
         PublishError: `read` gave other arrays than it should.
@@ -89,18 +89,19 @@ def compare_share(
         parts for parts in sweep.parts_by_tensor(share.local_frames, share.local)
         if names is None or parts[0].piece.tensor.name in names
     ]  # fmt: skip
-    if threads == 1:
-        return list(map(compare, groups))
-    with ThreadPoolExecutor(threads, "plait-detect") as pool:
-        return list(pool.map(compare, groups))
+    return shared().map(compare, groups, at_once=threads)
 
 
 def deltas_of(share: Share, changes: Iterable[TensorChange]) -> dict[int, FrameDelta]:
     """The frames that changed, by their numbers in the whole cut."""
-    found = itertools.chain.from_iterable(change.found for change in changes)
-    deltas = sweep.join(share.local_frames, found)
-    numbered = zip(share.numbers, deltas, strict=True)
-    return {number: delta for number, delta in numbered if delta.count}
+    found = list(itertools.chain.from_iterable(change.found for change in changes))
+    places = sorted({part.frame for part in found})
+    order = {place: row for row, place in enumerate(places)}
+    deltas = sweep.join(
+        [share.local_frames[place] for place in places],
+        (replace(part, frame=order[part.frame]) for part in found),
+    )
+    return {share.numbers[place]: delta for place, delta in zip(places, deltas, strict=True)}
 
 
 def checked_run(tensor: TensorSpec, bits: NDArray[Any], items: int) -> NDArray[Any]:

@@ -86,7 +86,7 @@ class TensorView:
         return TensorSpec(self.name, dtype_name(self.dtype), tuple(self.tensor.shape))
 
     def bits(self, start: int, stop: int) -> NDArray[Any]:
-        run = _run_of(self.tensor.detach(), start, stop)
+        run = run_of(self.tensor.detach(), start, stop)
         # Equal dtypes pass through untouched: NaN payloads are bits like any other.
         return bits_of(run.to(self.dtype).resolve_conj().resolve_neg().cpu().contiguous())
 
@@ -112,7 +112,7 @@ def fingerprint_live(layout: Layout, tensors: Iterable[LiveTensor]) -> Fingerpri
     return total
 
 
-def _run_of(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+def run_of(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """Elements [start, stop) in row-major order; copies at most the rows that hold them."""
     if tensor.is_contiguous():
         return tensor.view(-1)[start:stop]
