@@ -1,17 +1,18 @@
 """New files for a version: from an anchor or weights that lie here already, and its deltas."""
 
-import os
+import itertools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from plait.codec.algebra import apply, increment_on
+from plait.codec.algebra import FrameDelta, apply, increment_on
 from plait.codec.frames import decode_dense, write_dense
+from plait.cut import FrameSpec
 from plait.errors import BaseMismatch, DocumentInvalid, FingerprintMismatch
 from plait.fingerprint import Fingerprint
 from plait.layout import Layout
 from plait.manifest import ChunkEntry, SideFile
 from plait.weights import Weights, fingerprint_weights
+from plait.workers import shared
 from plait_client.failpoints import failpoint
 from plait_client.fetch import FetchedStep, Fetcher
 from plait_client.progress import Progress
@@ -50,14 +51,7 @@ def build_weights(
         steps = steps[1:]
     failpoint("build.base")
     for group in groups_of(steps):
-        for frame, delta in added_frames(group):
-            found = increment_on(frame, written, delta)
-            if found != delta.increment:
-                raise BaseMismatch(
-                    f"a delta on the way met other weights than it was made from: it adds {found}, "
-                    f"expected {delta.increment}"
-                )
-            apply(frame, written, delta)
+        write_group(group, written)
         failpoint("build.group")
     reached = fingerprint_weights(written)
     if reached != expected:
@@ -68,6 +62,29 @@ def build_weights(
             found=str(reached),
         )
     written.flush()
+
+
+def write_group(group: Sequence[FetchedStep], weights: Weights) -> None:
+    """Add a group of deltas to weights, a frame to each worker at a time.
+
+    Raises:
+        BaseMismatch: these aren't the weights that the deltas were made from.
+        ChunkInvalid, CorruptionError: a chunk isn't what its manifest says.
+    """
+
+    def write(change: tuple[FrameSpec, FrameDelta]) -> None:
+        frame, delta = change
+        found = increment_on(frame, weights, delta)
+        if found != delta.increment:
+            raise BaseMismatch(
+                f"a delta on the way met other weights than it was made from: it adds {found}, "
+                f"expected {delta.increment}"
+            )
+        apply(frame, weights, delta)
+
+    workers, changes = shared(), added_frames(group)
+    while held := list(itertools.islice(changes, workers.size)):
+        workers.map(write, held)
 
 
 def write_anchor(step: FetchedStep, weights: Weights, progress: Progress) -> None:
@@ -91,9 +108,7 @@ def write_anchor(step: FetchedStep, weights: Weights, progress: Progress) -> Non
             write_dense(frame, weights, decode_dense(encoded, frame))
             progress.advance(frame.nbytes)
 
-    with ThreadPoolExecutor(os.cpu_count() or 1, "plait-decode") as pool:
-        for _ in pool.map(write, step.manifest.chunks):
-            pass
+    shared().map(write, step.manifest.chunks)
 
 
 def write_side_files(folder: Path, side_files: Sequence[SideFile], fetcher: Fetcher) -> None:

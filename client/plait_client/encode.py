@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final
 
 from plait.codec.algebra import detect
@@ -11,6 +11,7 @@ from plait.codec.sweep import detect_frames, rounds
 from plait.cut import Cut
 from plait.fingerprint import ZERO, Fingerprint
 from plait.weights import Weights
+from plait.workers import Workers
 from plait_client.progress import Progress
 
 _AHEAD_PER_WORKER: Final = 2  # encoded frames, or rounds' shares, that wait for the upload
@@ -66,7 +67,7 @@ class FrameEncoder:
         self, groups: list[range], encode: Callable[[range], list[EncodedFrame]]
     ) -> Iterator[EncodedFrame]:
         waiting: deque[tuple[range, Future[list[EncodedFrame]]]] = deque()
-        with ThreadPoolExecutor(self._workers, thread_name_prefix="plait-encode") as pool:
+        with Workers(self._workers) as pool:
             try:
                 for numbers in groups:
                     waiting.append((numbers, pool.submit(encode, numbers)))

@@ -6,6 +6,7 @@ from typing import Final
 from plait.codec.algebra import FrameDelta
 from plait.cut import FrameSpec
 from plait.squash import Step, added_up, frames_of
+from plait.workers import shared
 from plait_client.fetch import FetchedStep
 
 # One open chunk of every step is in memory while frames are added up.
@@ -44,5 +45,5 @@ def added_frames(group: Sequence[FetchedStep]) -> Iterator[tuple[FrameSpec, Fram
         Step(s.manifest, s.cut, s.open, "reverse" if s.step.kind == "reverse" else "forward")
         for s in group
     ]
-    for number, total in added_up(cut, steps, frames_of(steps)):
+    for number, total in added_up(cut, steps, frames_of(steps), shared()):
         yield cut.frames[number], total

@@ -1,7 +1,8 @@
 """Stored deltas added up without weights: a chain of them, frame by frame.
 
-Memory: one frame of the sum, and of every step the chunk last read. Frames add up only within one
-cut; of steps over different cuts nothing but the total increment survives.
+Memory: one frame of the sum, and of every step the chunk last read; with workers, a frame of the
+sum for each of them, and the chunks that these lie in. Frames add up only within one cut; of steps
+over different cuts nothing but the total increment survives.
 """
 
 import itertools
@@ -16,8 +17,10 @@ from plait.cut import Cut, FrameSpec
 from plait.errors import BaseMismatch, ChunkInvalid, LayoutChanged, UsageError
 from plait.fingerprint import ZERO, Fingerprint
 from plait.manifest import ChunkEntry, Manifest, Statistics
+from plait.workers import Workers
 
 Direction = Literal["forward", "reverse"]
+Summands = list[tuple[EncodedFrame, Direction]]
 
 # Deltas only: an anchor's frames have no base to be added to.
 _DELTA_MODES: Final = ("delta", "wide")
@@ -56,22 +59,42 @@ def frames_of(steps: Iterable[Step]) -> dict[int, int]:
 
 
 def added_up(
-    cut: Cut, steps: Sequence[Step], numbers: Iterable[int]
+    cut: Cut, steps: Sequence[Step], numbers: Iterable[int], workers: Workers | None = None
 ) -> Iterator[tuple[int, FrameDelta]]:
     """(frame number, sum over all steps) of these frames, in their order; unchanged ones left out.
 
     Chunks that hold none of them aren't read; in the order of `frames_of`, each is read once.
 
+    Args:
+        workers: that add up a frame each; as many frames and the chunks they lie in are held.
     Raises:
         ChunkInvalid, CorruptionError: a chunk isn't what its manifest says.
         Whatever the steps' `read` raises.
     """
+    summands = _summands(cut, steps, numbers)
+
+    def total(job: tuple[int, Summands]) -> tuple[int, FrameDelta | None]:
+        return job[0], _total(cut.frames[job[0]], job[1], workers)
+
+    while some := list(itertools.islice(summands, workers.size if workers else 1)):
+        # Fewer frames than workers are decoded by all of them, one after the other.
+        each = workers is not None and len(some) == workers.size
+        totals = workers.map(total, some) if workers and each else map(total, some)
+        for frame, delta in totals:
+            if delta is not None and delta.count:
+                yield frame, delta
+
+
+def _summands(
+    cut: Cut, steps: Sequence[Step], numbers: Iterable[int]
+) -> Iterator[tuple[int, Summands]]:
+    """What is to be added up for each of the frames, read chunk by chunk."""
     places = [{n: chunk for chunk in s.manifest.chunks for n in chunk.frames} for s in steps]
     begun: dict[int, tuple[str, ChunkReader]] = {}
     for frame in numbers:
         if frame >= len(cut.frames):
             raise ChunkInvalid(f"frame {frame} of a cut of {len(cut.frames)} frames")
-        total: FrameDelta | None = None
+        found: list[tuple[EncodedFrame, Direction]] = []
         for place, (step, held) in enumerate(zip(steps, places, strict=True)):
             if frame not in held:
                 continue
@@ -79,11 +102,8 @@ def added_up(
             if place not in begun or begun[place][0] != chunk.digest:
                 begun.pop(place, None)  # one chunk of a step at a time
                 begun[place] = (chunk.digest, step.read(chunk))
-            delta = _delta(begun[place][1], frame, cut.frames[frame])
-            delta = negate(delta) if step.direction == "reverse" else delta
-            total = delta if total is None else add(total, delta)
-        if total is not None and total.count:
-            yield frame, total
+            found.append((_encoded(begun[place][1], frame), step.direction))
+        yield frame, found
 
 
 def increment_of(steps: Sequence[Step]) -> Fingerprint:
@@ -187,8 +207,17 @@ def _increment(step: Step) -> Fingerprint:
     return increment if step.direction == "forward" else -increment
 
 
-def _delta(reader: ChunkReader, number: int, frame: FrameSpec) -> FrameDelta:
+def _total(frame: FrameSpec, summands: Summands, workers: Workers | None) -> FrameDelta | None:
+    total: FrameDelta | None = None
+    for encoded, direction in summands:
+        delta = decode_delta(encoded, frame, workers=workers)
+        delta = negate(delta) if direction == "reverse" else delta
+        total = delta if total is None else add(total, delta)
+    return total
+
+
+def _encoded(reader: ChunkReader, number: int) -> EncodedFrame:
     encoded = reader.frame(number)
     if encoded.mode not in _DELTA_MODES:
         raise ChunkInvalid(f"frame {number} has mode {encoded.mode!r}; a delta has {_DELTA_MODES}")
-    return decode_delta(encoded, frame)
+    return encoded

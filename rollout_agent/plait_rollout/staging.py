@@ -3,13 +3,14 @@
 Everything here reads only. It needs the core and numpy, so that an engine's own process can use it.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from plait.codec.algebra import FrameDelta, add, negate
 from plait.codec.chunks import read_chunk
-from plait.codec.frames import decode_delta
+from plait.codec.frames import decode_deltas
 from plait.cut import Cut, FrameSpec
 from plait.errors import (
     BaseMismatch,
@@ -20,6 +21,7 @@ from plait.errors import (
 )
 from plait.fingerprint import ZERO
 from plait.manifest import ChunkEntry
+from plait.workers import shared
 from plait_rollout.engine import Move, MoveStep
 from plait_rollout.touched import ReadBits, increment_on_base
 
@@ -129,14 +131,18 @@ def _add_chunk(
         raise ObjectMissing(
             f"chunk {entry.digest} can't be read from {path}: {error}", remedy="fetch it again"
         ) from error
-    for encoded in read_chunk(data, entry=entry).frames:
-        if encoded.number >= len(cut.frames):
+    frames = read_chunk(data, entry=entry).frames
+    workers = shared()
+    # As many at once as there are workers: nothing is decoded long before it is added up.
+    while some := list(itertools.islice(frames, workers.size)):
+        if some[-1].number >= len(cut.frames):
             raise CorruptionError(
-                f"chunk {entry.digest} holds frame {encoded.number} "
+                f"chunk {entry.digest} holds frame {some[-1].number} "
                 f"of a cut of {len(cut.frames)} frames"
             )
-        delta = decode_delta(encoded, cut.frames[encoded.number])
-        if step.direction == "reverse":
-            delta = negate(delta)
-        before = added.get(encoded.number)
-        added[encoded.number] = delta if before is None else add(before, delta)
+        deltas = decode_deltas([(e, cut.frames[e.number]) for e in some], workers)
+        for encoded, delta in zip(some, deltas, strict=True):
+            if step.direction == "reverse":
+                delta = negate(delta)
+            before = added.get(encoded.number)
+            added[encoded.number] = delta if before is None else add(before, delta)

@@ -5,6 +5,7 @@ from plait.codec.chunks import Chunk, ChunkReader, pack_chunks, read_chunk
 from plait.codec.frames import (
     EncodedFrame,
     decode_delta,
+    decode_deltas,
     decode_dense,
     encode_delta,
     encode_dense,
@@ -23,6 +24,7 @@ __all__ = [
     "add",
     "apply",
     "decode_delta",
+    "decode_deltas",
     "decode_dense",
     "detect",
     "detect_frames",

@@ -30,9 +30,13 @@ from plait.weights import (
     readable_bits,
     scatter,
 )
+from plait.workers import Workers
 
 Mode = Literal["delta", "wide", "dense"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
+
+# Smaller planes are decompressed before another thread has woken up.
+_SHARED_BYTES_MIN: Final = 1 << 19
 
 _NAMES: Final[Mapping[str, frozenset[str]]] = {
     "delta": frozenset({"gap", "class", "small", "raw", "byte", "restart"}),
@@ -108,9 +112,13 @@ def encode_delta(number: int, frame: FrameSpec, delta: FrameDelta) -> EncodedFra
     return EncodedFrame(number, mode, delta.count, _pack(planes), delta.increment)
 
 
-def decode_delta(encoded: EncodedFrame, frame: FrameSpec) -> FrameDelta:
+def decode_delta(
+    encoded: EncodedFrame, frame: FrameSpec, *, workers: Workers | None = None
+) -> FrameDelta:
     """The delta of an encoded frame. Its increment is the frame's claim: see `increment_on`.
 
+    Args:
+        workers: that share the frame's planes and restart blocks.
     Raises:
         ChunkInvalid: the planes aren't a delta of this frame.
     """
@@ -129,9 +137,26 @@ def decode_delta(encoded: EncodedFrame, frame: FrameSpec) -> FrameDelta:
         else:
             allowed = sizes_allowed(frame.items, encoded.count, frame.item_bytes)
             positions, differences = decode_sparse(
-                frame.items, encoded.count, frame.item_bytes, _unpack(encoded, allowed)
+                frame.items,
+                encoded.count,
+                frame.item_bytes,
+                _unpack(encoded, allowed, workers),
+                workers,
             )
         return FrameDelta(frame.item_bytes, positions, differences, encoded.increment)
+
+
+def decode_deltas(
+    pairs: Sequence[tuple[EncodedFrame, FrameSpec]], workers: Workers
+) -> list[FrameDelta]:
+    """The deltas of several frames: one to a worker, or blocks where frames are few.
+
+    Raises:
+        ChunkInvalid: naming the first frame whose planes aren't its delta.
+    """
+    if len(pairs) < workers.size:
+        return [decode_delta(encoded, frame, workers=workers) for encoded, frame in pairs]
+    return workers.map(lambda pair: decode_delta(*pair), pairs)
 
 
 def encode_dense(number: int, frame: FrameSpec, weights: Weights) -> EncodedFrame:
@@ -201,7 +226,11 @@ def _pack(planes: Mapping[str, NDArray[Any]]) -> tuple[Plane, ...]:
     return tuple(pack_plane(name, planes[name]) for name in sorted(planes) if planes[name].size)
 
 
-def _unpack(encoded: EncodedFrame, allowed: Mapping[str, tuple[int, int]]) -> dict[str, Bytes]:
+def _unpack(
+    encoded: EncodedFrame,
+    allowed: Mapping[str, tuple[int, int]],
+    workers: Workers | None = None,
+) -> dict[str, Bytes]:
     """Decoded planes, absent ones empty, each of a size within its bounds."""
     stored = {plane.name: plane for plane in encoded.planes}
     if unknown := stored.keys() - allowed.keys():
@@ -212,11 +241,18 @@ def _unpack(encoded: EncodedFrame, allowed: Mapping[str, tuple[int, int]]) -> di
             raise ChunkInvalid(
                 f"plane {name!r} has {sizes[name]} bytes, expected {least} to {most}"
             )
-    return {
-        # Read-only as all planes are: kernels are compiled once.
-        name: unpack_plane(stored[name], size) if size else np.frombuffer(b"", np.uint8)
-        for name, size in sizes.items()
-    }
+    # The largest first: one worker takes it while others take the rest.
+    present = sorted((name for name in sizes if sizes[name]), key=lambda name: -sizes[name])
+
+    def unpack(name: str) -> Bytes:
+        return unpack_plane(stored[name], sizes[name])
+
+    if workers is None or sum(sizes.values()) < _SHARED_BYTES_MIN:
+        raw = list(map(unpack, present))
+    else:
+        raw = workers.map(unpack, present)
+    # Read-only as all planes are: kernels are compiled once.
+    return dict.fromkeys(sizes, np.frombuffer(b"", np.uint8)) | dict(zip(present, raw, strict=True))
 
 
 def _join(encoded: EncodedFrame, frame: FrameSpec, *, rotated: bool) -> NDArray[Any]:

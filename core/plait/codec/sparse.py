@@ -9,6 +9,7 @@ part of each decoded plane begins; the gap count starts anew there.
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from plait.codec.planes import Bytes
 from plait.codec.simd import bits_set, lowest_bit
 from plait.errors import ChunkInvalid
 from plait.limits import RESTART_ELEMENTS
+from plait.workers import Workers
 
 SKIP: Final = 255
 _BLOCK: Final = RESTART_ELEMENTS
@@ -33,6 +35,9 @@ _UNITS: Final = np.array(
     [[(1, 0xFFFF, 0, 0)[byte >> 2 * i & 3] for i in range(4)] for byte in range(256)], np.uint16
 ).view(np.uint64)[:, 0]
 _UNITS.flags.writeable = False
+
+# Fewer elements are unpacked before another thread has woken up.
+_SHARED_COUNT_MIN: Final = 1 << 19
 
 # Differences of one `small` byte: zigzag codes up to 255, of which 0, 1 and 2 have other places.
 _SMALL_MIN: Final = 3
@@ -81,10 +86,16 @@ def sizes_allowed(items: int, count: int, item_bytes: int) -> dict[str, tuple[in
 
 
 def decode_sparse(
-    items: int, count: int, item_bytes: int, planes: Mapping[str, Bytes]
+    items: int,
+    count: int,
+    item_bytes: int,
+    planes: Mapping[str, Bytes],
+    workers: Workers | None = None,
 ) -> tuple[NDArray[np.uint32], NDArray[Any]]:
     """Positions and differences from decoded planes, whose sizes are within `sizes_allowed`.
 
+    Args:
+        workers: that share the blocks; without them the caller unpacks all.
     Raises:
         ChunkInvalid: planes that contradict each other, the count or the frame.
     """
@@ -93,39 +104,90 @@ def decode_sparse(
     gaps = planes["gap"]
     _check_marks(marks, gaps.size, count)
     positions = np.empty(gaps.size + 1, np.uint32)
-    if not _unpack_gaps(gaps, marks, items, count, positions):
-        raise ChunkInvalid(
-            f"gap plane doesn't lead to {count} of {items} items, or not by restarts"
-        )
-    if item_bytes == 1:
+    classes = None if item_bytes == 1 else _Classes(count, marks, planes)
+
+    def unpack(blocks: tuple[int, int]) -> None:
+        if not _unpack_gaps(gaps, marks, items, count, positions, *blocks):
+            raise ChunkInvalid(
+                f"gap plane doesn't lead to {count} of {items} items, or not by restarts"
+            )
+        if classes is not None:
+            classes.unpack(*blocks)
+
+    blocks = marks.shape[0] + 1
+    if workers is None or count < _SHARED_COUNT_MIN:
+        unpack((0, blocks))
+    else:
+        shares = min(workers.size, blocks)
+        workers.map(unpack, pairwise(blocks * i // shares for i in range(shares + 1)))
+    if classes is None:
         return positions[:count], planes["byte"]
-    return positions[:count], _decode_classes(count, marks, planes)
+    return positions[:count], classes.differences[:count]
 
 
-def _decode_classes(count: int, marks: Marks, planes: Mapping[str, Bytes]) -> NDArray[np.uint16]:
-    classes, small, raw = planes["class"], planes["small"], planes["raw"]
-    if raw.size % 2:
-        raise ChunkInvalid(f"raw plane of {raw.size} bytes; expected an even number")
-    wide = raw.view("<u2")
-    if small.size and small.min() < _SMALL_MIN:
-        raise ChunkInvalid(f"small plane holds the code {small.min()}; at least {_SMALL_MIN}")
-    if wide.size and (wide + np.uint16(128)).min() < 256:
-        raise ChunkInvalid("raw plane holds a difference that belongs to another class")
-    if count % 4 and int(classes[-1]) >> 2 * (count % 4):
-        raise ChunkInvalid("class plane goes on after the last element")
-    named = _count_classes(classes)
-    if named != (small.size, wide.size):
-        raise ChunkInvalid(
-            f"classes name {named[0]} small and {named[1]} raw differences, planes hold "
-            f"{small.size} and {wide.size}"
-        )
-    # Whole words of classes are unpacked, whatever lies behind the last one.
-    words = np.zeros(-(-count // _CLASSES_PER_WORD), np.uint64)
-    words.view(np.uint8)[: classes.size] = classes
-    differences = np.empty((words.size, _CLASSES_PER_WORD), np.uint16)
-    if not _unpack_classes(words, _UNITS, small, wide, marks, differences.reshape(-1)):
-        raise ChunkInvalid("restarts disagree with the classes before them")
-    return differences.reshape(-1)[:count]
+class _Classes:
+    """Differences of 2-byte items, unpacked block by block, on as many threads as there are blocks.
+
+    Where the small and raw differences of a block begin is the marks' claim until all blocks have
+    been unpacked: each proves that it holds what lies between its own claim and the next one's.
+
+    Attributes:
+        differences: uint16, room for whole words of classes.
+
+    Raises:
+        ChunkInvalid: planes that contradict each other or the count.
+    """
+
+    def __init__(self, count: int, marks: Marks, planes: Mapping[str, Bytes]) -> None:
+        classes, small, raw = planes["class"], planes["small"], planes["raw"]
+        if raw.size % 2:
+            raise ChunkInvalid(f"raw plane of {raw.size} bytes; expected an even number")
+        wide = raw.view("<u2")
+        if small.size and small.min() < _SMALL_MIN:
+            raise ChunkInvalid(f"small plane holds the code {small.min()}; at least {_SMALL_MIN}")
+        if wide.size and (wide + np.uint16(128)).min() < 256:
+            raise ChunkInvalid("raw plane holds a difference that belongs to another class")
+        if count % 4 and int(classes[-1]) >> 2 * (count % 4):
+            raise ChunkInvalid("class plane goes on after the last element")
+        # Whole words of classes are unpacked, whatever lies behind the last one.
+        self._words = np.zeros(-(-count // _CLASSES_PER_WORD), np.uint64)
+        self._words.view(np.uint8)[: classes.size] = classes
+        self._small, self._raw, self._marks = small, wide, marks
+        self.differences = np.empty(self._words.size * _CLASSES_PER_WORD, np.uint16)
+        behind = marks[marks[:, 1] >= self.differences.size, 2:]
+        if (behind != (small.size, wide.size)).any():
+            raise ChunkInvalid("restarts behind the last element don't name the planes' ends")
+
+    def unpack(self, first: int, end: int) -> None:
+        """Unpacks the blocks [first, end), and whole words.
+
+        Raises:
+            ChunkInvalid: they don't hold what the marks say.
+        """
+        start, stop = self._begin(first), self._begin(end)
+        if not _unpack_classes(
+            self._words, _UNITS, self._small, self._raw, self._marks, *start, *stop,
+            self.differences,
+        ):  # fmt: skip
+            raise ChunkInvalid(
+                f"classes of the restart blocks {first} to {end - 1} name other small and raw "
+                "differences than there are by the restarts and the planes' sizes"
+            )
+
+    def _begin(self, block: int) -> tuple[int, int, int]:
+        """The word in which a block begins, and the small and raw differences before that word."""
+        if block == 0:
+            return 0, 0, 0
+        if block > self._marks.shape[0]:
+            return self._words.size, self._small.size, self._raw.size
+        _, element, smalls, raws = map(int, self._marks[block - 1])
+        word, inside = divmod(element, _CLASSES_PER_WORD)
+        if inside:
+            before = int(self._words[word]) & ((1 << 2 * inside) - 1)
+            raws_here = (before & before >> 1 & _LOW_BITS).bit_count()
+            smalls -= (before >> 1 & _LOW_BITS).bit_count() - raws_here
+            raws -= raws_here
+        return word, smalls, raws
 
 
 def _blocks(items: int) -> int:
@@ -137,6 +199,9 @@ def _check_marks(marks: Marks, gap_bytes: int, count: int) -> None:
     steps = np.diff(np.concatenate([np.zeros((1, 2), np.int64), marks[:, :2], ends]), axis=0)
     if (steps < 0).any():
         raise ChunkInvalid("restart plane goes back, or beyond the planes' ends")
+    # Each element has a byte: so no block writes beyond what there is room for.
+    if (steps[:, 1] > steps[:, 0]).any():
+        raise ChunkInvalid("restart plane has a block of more elements than gap bytes")
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -169,11 +234,16 @@ def _pack_gaps(positions: Any, marks: Any, gaps: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _unpack_gaps(gaps: Any, marks: Any, items: Any, count: Any, positions: Any) -> Any:
-    """Fills `positions` (gaps.size + 1 long); whether every block holds what its marks say."""
-    element: Any = 0
-    byte: Any = 0
-    for block in range(marks.shape[0] + 1):
+def _unpack_gaps(
+    gaps: Any, marks: Any, items: Any, count: Any, positions: Any, first: Any, end: Any
+) -> Any:
+    """Fills in the `positions` (gaps.size + 1 in all) of the blocks [first, end).
+
+    Whether each holds what its marks say; only if it does, nothing of another block was written.
+    """
+    element = np.int64(marks[first - 1, 1]) if first else np.int64(0)
+    byte = np.int64(marks[first - 1, 0]) if first else np.int64(0)
+    for block in range(first, end):
         inside = block < marks.shape[0]
         byte_end = np.int64(marks[block, 0]) if inside else np.int64(gaps.size)
         element_end = np.int64(marks[block, 1]) if inside else np.int64(count)
@@ -225,13 +295,13 @@ def _pack_classes(differences: Any, marks: Any, classes: Any, small: Any, raw: A
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _count_classes(classes: Any) -> Any:
-    """How many differences are small, and how many raw."""
+def _count_classes(words: Any, first: Any, end: Any) -> Any:
+    """How many differences of the words [first, end) are small, and how many raw."""
     small: Any = 0
     raw: Any = 0
-    for i in range(classes.size):
-        low = np.uint64(classes[i]) & np.uint64(_LOW_BITS & 0xFF)
-        high = (np.uint64(classes[i]) >> np.uint64(1)) & np.uint64(_LOW_BITS & 0xFF)
+    for w in range(first, end):
+        low = words[w] & np.uint64(_LOW_BITS)
+        high = (words[w] >> np.uint64(1)) & np.uint64(_LOW_BITS)
         small += np.int64(bits_set(high & ~low))
         raw += np.int64(bits_set(high & low))
     return small, raw
@@ -239,17 +309,28 @@ def _count_classes(classes: Any) -> Any:
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _unpack_classes(
-    words: Any, units: Any, small: Any, raw: Any, marks: Any, differences: Any
-) -> Any:
-    """Fills `differences`; whether the marks agree. Both planes hold as many as classes name.
+    words: Any, units: Any, small: Any, raw: Any, marks: Any,
+    first_word: Any, first_small: Any, first_raw: Any,
+    end_word: Any, end_small: Any, end_raw: Any,
+    differences: Any,
+) -> Any:  # fmt: skip
+    """Fills in the `differences` of the words [first_word, end_word).
 
+    Whether they hold what lies between the two places, and the marks within them agree.
     First every byte's four units, from a table; then the few others over their zeros.
     """
+    if first_small < 0 or first_raw < 0 or end_small > small.size or end_raw > raw.size:
+        return False
+    named = _count_classes(words, first_word, end_word)
+    if first_small + named[0] != end_small or first_raw + named[1] != end_raw:
+        return False
     fours = differences.view(np.uint64)
-    small_count: Any = 0
-    raw_count: Any = 0
+    small_count = first_small
+    raw_count = first_raw
     block: Any = 0
-    for w in range(words.size):
+    while block < marks.shape[0] and marks[block, 1] < _CLASSES_PER_WORD * first_word:
+        block += 1
+    for w in range(first_word, end_word):
         word = words[w]
         for k in range(8):
             fours[8 * w + k] = units[np.int64((word >> np.uint64(8 * k)) & np.uint64(0xFF))]
@@ -274,7 +355,4 @@ def _unpack_classes(
                 zigzag = np.int32(small[small_count])
                 differences[first + (bit >> 1)] = np.uint16((zigzag >> 1) ^ -(zigzag & 1))
                 small_count += 1
-    for rest in range(block, marks.shape[0]):
-        if marks[rest, 2] != small_count or marks[rest, 3] != raw_count:
-            return False
     return True

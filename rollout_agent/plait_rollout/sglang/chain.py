@@ -1,6 +1,6 @@
 """A chain of deltas, read from local chunk files and added up frame by frame.
 
-Memory: one frame of the sum at a time, and the chunk last read of each step.
+Memory: one frame of the sum for each worker, and the chunks of each step that these lie in.
 """
 
 import itertools
@@ -14,6 +14,7 @@ from plait.codec.chunks import ChunkReader, read_chunk
 from plait.cut import Cut, FrameSpec
 from plait.errors import ChunkInvalid, FormatError, ObjectMissing
 from plait.manifest import ChunkEntry, Manifest
+from plait.workers import shared
 from plait_rollout.engine import Direction
 
 
@@ -68,7 +69,7 @@ def added_up(
     """
     stored = [squash.Step(s.manifest, cut, _reader_of(s), s.direction) for s in steps]
     numbers = [number for number in squash.frames_of(stored) if wanted(cut.frames[number])]
-    for number, total in squash.added_up(cut, stored, numbers):
+    for number, total in squash.added_up(cut, stored, numbers, shared()):
         yield cut.frames[number], total
 
 
