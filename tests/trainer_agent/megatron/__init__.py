@@ -1,0 +1,1 @@
+"""Megatron-Core's layouts against the checkpoint's."""
