@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from plait.errors import DocumentInvalid, UsageError
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_at, fingerprint_run
-from plait.layout import words_per_item
+from plait.layout import Layout, TensorSpec, words_per_item
+from plait.weights import ArrayWeights, fingerprint_weights
 from tests.core import reference
 from tests.core.strategies import seeds
 
@@ -36,6 +37,20 @@ def test_parts_add_up(item_bytes: int, seed: int, cut: int) -> None:
     rest = cut * words_per_item(item_bytes)
     parts = fingerprint_run(bits[:cut], 0) + fingerprint_run(bits[cut:], rest)
     assert parts == fingerprint_run(bits, 0)
+
+
+def test_a_full_pass_is_the_same_on_any_number_of_threads() -> None:
+    tensors = [TensorSpec("a", "U8", ((1 << 22) + 5,)), TensorSpec("b", "F32", ((1 << 21) + 3,))]
+    layout = Layout.of(tensors)
+    random = np.random.default_rng(0)
+    bits = {t.name: random.integers(0, 256, t.nbytes, np.uint8) for t in tensors}
+    weights = ArrayWeights(layout, {"a": bits["a"], "b": bits["b"].view(np.uint32)})
+    expected = reference.add_fingerprints(
+        reference.fingerprint(bits["a"]),
+        reference.fingerprint(bits["b"].view(np.uint32), tensors[0].words),
+    )
+    for threads in (None, 1, 2, 5):
+        assert str(fingerprint_weights(weights, threads=threads)) == expected
 
 
 def test_every_single_bit_and_every_place_counts() -> None:
