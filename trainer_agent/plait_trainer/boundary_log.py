@@ -1,0 +1,118 @@
+"""The boundary log: published bits of the weights that recovery might round to other bits.
+
+A weight is recovered within an error bound E. Rounding is monotone: if `w - E` and `w + E` are
+published as the same bits, so is everything between them, and what is recovered next has these
+bits, too. Weights for which that doesn't hold are written down: position and published bits.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from plait.tensors import bits_of, integer_view
+from plait_trainer.inversion import SLOPE
+
+# Positions are kept within blocks of so many items, in two bytes each.
+_BLOCK: Final = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class BoundaryLog:
+    """The log of one tensor, positions increasing.
+
+    Attributes:
+        lows: uint16 [entries], positions modulo 2^16.
+        bits: unsigned [entries] of the published item size.
+        ends: int64 [blocks], entries of each block of 2^16 items and all before it.
+    """
+
+    lows: NDArray[np.uint16]
+    bits: NDArray[Any]
+    ends: NDArray[np.int64]
+
+    @property
+    def entries(self) -> int:
+        return self.bits.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the log takes."""
+        return self.lows.nbytes + self.bits.nbytes + self.ends.nbytes
+
+    def correct(self, start: int, bits: NDArray[Any]) -> None:
+        """Put what was written down in place of the bits of the items from `start` on."""
+        stop = start + bits.size
+        first, last = start // _BLOCK, -(-stop // _BLOCK)
+        begin = int(self.ends[first - 1]) if first else 0
+        rows = slice(begin, int(self.ends[last - 1]) if last else 0)
+        counts = np.diff(self.ends[first:last], prepend=begin)
+        positions = np.repeat(np.arange(first, last, dtype=np.int64) * _BLOCK, counts)
+        positions += self.lows[rows]
+        inside = (positions >= start) & (positions < stop)
+        bits[positions[inside] - start] = self.bits[rows][inside]
+
+
+class LogWriter:
+    """Makes the log of a tensor in one pass, runs in the order of their items.
+
+    Args:
+        items: of the tensor.
+        offset: the error bound is `SLOPE · |w| + offset`.
+    """
+
+    def __init__(self, items: int, offset: float) -> None:
+        self._items = items
+        self.offset = offset
+        self._positions: list[NDArray[np.int64]] = []
+        self._bits: list[NDArray[Any]] = []
+
+    def add(
+        self, start: int, weights: torch.Tensor, published: torch.Tensor, room: torch.Tensor
+    ) -> None:
+        """Look at the items from `start` on.
+
+        Args:
+            weights: float32 [items].
+            published: the same, rounded to the published dtype.
+            room: float32 [2, items], overwritten.
+        """
+        near = near_boundary(weights, self.offset, published.dtype, room).nonzero().view(-1)
+        if near.numel():
+            self._positions.append(near.cpu().numpy() + start)
+            self._bits.append(bits_of(published[near].cpu()))
+
+    def log(self) -> BoundaryLog:
+        """What was found, packed."""
+        positions = np.concatenate([np.empty(0, np.int64), *self._positions])
+        blocks = np.arange(1, -(-self._items // _BLOCK) + 1) * _BLOCK
+        return BoundaryLog(
+            (positions % _BLOCK).astype(np.uint16),
+            np.concatenate(self._bits or [np.empty(0, np.uint8)]),
+            np.searchsorted(positions, blocks).astype(np.int64),
+        )
+
+
+def near_boundary(
+    weights: torch.Tensor, offset: float, dtype: torch.dtype, room: torch.Tensor
+) -> torch.Tensor:
+    """Which weights aren't published as one and the same bits throughout their error interval.
+
+    Where an end of the interval isn't finite, as published, nothing is known either.
+
+    Args:
+        weights: float32 [items].
+        dtype: a floating-point one, published.
+        room: float32 [2, items], overwritten.
+    Returns:
+        bool [items].
+    """
+    error, end = room[0, : weights.numel()], room[1, : weights.numel()]
+    torch.abs(weights, out=error).mul_(SLOPE).add_(offset)
+    low = torch.sub(weights, error, out=end).to(dtype)
+    high = torch.add(weights, error, out=end).to(dtype)
+    near = integer_view(low) != integer_view(high)
+    # Both ends may be the same infinity, or NaN: x - x is 0 for finite numbers only.
+    return near.logical_or_(low.sub_(low) != 0)
