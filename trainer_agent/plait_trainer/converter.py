@@ -14,12 +14,10 @@ from typing import Protocol, TypeAlias
 import torch
 
 from plait.errors import LayoutChanged, LayoutInvalid, PublishError
-from plait.layout import TensorSpec
-from plait.tensors import dtype_name
 from plait.tensors.bits import INTEGERS
 from plait_trainer import huggingface
 from plait_trainer.dtypes import DtypeRule
-from plait_trainer.live import LiveTensor, TensorView
+from plait_trainer.live import LiveTensor, ShardView
 from plait_trainer.ties import without_aliases
 
 State: TypeAlias = Mapping[str, torch.Tensor]
@@ -35,7 +33,8 @@ class Block:
         offsets, sizes: of the rectangle in it, one of each for each dimension.
         tensor: as many elements as the rectangle has, in its row-major order; any strides, and any
             number of dimensions. Writing into it writes into the training tensor.
-        is_owned: whether this process publishes it; False where another one holds the same.
+        is_copy: whether the model keeps the same value a second time here (a tied output layer on
+            another pipeline stage): written to, and never published from.
         keeps_dtype: not a weight that is cast when it is published (a buffer).
 
     Raises:
@@ -47,8 +46,8 @@ class Block:
     offsets: Shape
     sizes: Shape
     tensor: torch.Tensor
-    is_owned: bool = True
     keeps_dtype: bool = False
+    is_copy: bool = False
 
     def __post_init__(self) -> None:
         dimensions = len(self.shape) == len(self.offsets) == len(self.sizes)
@@ -65,10 +64,10 @@ class Block:
             )
 
     @classmethod
-    def whole(cls, name: str, tensor: torch.Tensor) -> "Block":
+    def whole(cls, name: str, tensor: torch.Tensor, *, keeps_dtype: bool = False) -> "Block":
         """All of a checkpoint tensor."""
         shape = tuple(tensor.shape)
-        return cls(name, shape, (0,) * len(shape), shape, tensor)
+        return cls(name, shape, (0,) * len(shape), shape, tensor, keeps_dtype)
 
     @property
     def region(self) -> tuple[slice, ...]:
@@ -91,8 +90,9 @@ class Converter(Protocol):
         ...
 
     def blocks(self, state: State) -> Iterator[Block]:
-        """The blocks that a process holds; over the owned blocks of all processes, every element
-        of the checkpoint occurs exactly once.
+        """The blocks that a process holds, at most one of each tensor but for copies.
+
+        Over all processes every element is held; what several hold, they hold as equal blocks.
 
         Args:
             state: the process's own tensors, by the training framework's names.
@@ -134,19 +134,6 @@ class HuggingFaceConverter:
 
 
 @dataclass(frozen=True, eq=False)
-class BlockView(TensorView):
-    """A block as a live tensor: read in its own row-major order, named and shaped as the whole."""
-
-    shape: Shape
-    offsets: Shape
-    sizes: Shape
-
-    @property
-    def spec(self) -> TensorSpec:
-        return TensorSpec(self.name, dtype_name(self.dtype), self.shape)
-
-
-@dataclass(frozen=True, eq=False)
 class ConvertedSource:
     """A `TensorSource`: what a `Publisher` publishes of a model that trains in another layout.
 
@@ -162,9 +149,9 @@ class ConvertedSource:
     def tensors(self) -> Iterator[LiveTensor]:
         for state, converter in self.parts:
             for block in converter.blocks(state() if callable(state) else state):
-                if block.is_owned:
+                if not block.is_copy:
                     dtype = self.dtypes.published(block.name, block.tensor, kept=block.keeps_dtype)
-                    yield BlockView(
+                    yield ShardView(
                         block.name, block.tensor, dtype, block.shape, block.offsets, block.sizes
                     )
 

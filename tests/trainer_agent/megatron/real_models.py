@@ -64,9 +64,9 @@ def megatron_on_a_cpu() -> Iterator[None]:
     from torch import cuda
 
     with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.object(cuda, "current_device", lambda: "cpu"))
+        patches.enter_context(mock.patch.object(cuda, "current_device", return_value="cpu"))
+        patches.enter_context(mock.patch.object(torch.Tensor, "cuda", lambda tensor: tensor))
         from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
-
         from megatron.core.transformer.moe import moe_utils
 
         undisturbed = mock.patch.object(CudaRNGStatesTracker, "fork", contextlib.nullcontext)
@@ -97,7 +97,7 @@ def grid(folder: Path, rank: int = 0, world: int = 1, **sizes: int) -> Iterator[
 def megatron_model(
     config: PretrainedConfig, *, grouped: bool = False, chunk: int | None = None
 ) -> torch.nn.Module:
-    """This rank's `GPTModel`, or one of its chunks, of the spec that needs no Transformer Engine."""
+    """This rank's `GPTModel`, or a chunk of it, of the spec that needs no Transformer Engine."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -171,7 +171,6 @@ def megatron_config(config: PretrainedConfig, grouped: bool) -> Any:
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
-        bf16=grouped,
         params_dtype=torch.float32,
         pipeline_dtype=torch.float32,
         tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),

@@ -56,8 +56,8 @@ class MegatronConverter:
     def __init__(self, shape: ModelShape, place: ParallelPlace | None = None) -> None:
         self._shape, self._place = shape, place or ParallelPlace()
         place = self._place
-        self._tp = Split("tensor-parallel", place.tp_rank, place.tp_size, place.dp_rank == 0)
-        self._etp = Split("expert-tensor-parallel", *place.of("etp"), place.edp_rank == 0)
+        self._tp = Split("tensor-parallel", place.tp_rank, place.tp_size)
+        self._etp = Split("expert-tensor-parallel", *place.of("etp"))
         if shape.groups < place.tp_size:
             raise UsageError(
                 f"{shape.groups} query groups are fewer than {place.tp_size} tensor-parallel "
@@ -66,7 +66,7 @@ class MegatronConverter:
             )
         self._tp.part(shape.groups, "query groups")
         self._layers = place.layers_of(shape.layers)
-        by_rank = Split("expert-parallel", place.ep_rank, place.ep_size, is_owned=True)
+        by_rank = Split("expert-parallel", place.ep_rank, place.ep_size)
         experts = by_rank.part(shape.experts, "experts") if shape.experts else 0
         self._experts = range(place.ep_rank * experts, (place.ep_rank + 1) * experts)
 
@@ -111,7 +111,7 @@ class MegatronConverter:
             blocks = self._vocabulary(parameter)
         elif name == "decoder.final_layernorm.weight":
             tensor = parameter.of_shape((self._shape.hidden,))
-            blocks = iter([self._tp.whole("model.norm.weight", tensor)])
+            blocks = iter([Block.whole("model.norm.weight", tensor)])
         if blocks is None:
             raise PublishError(
                 f"parameter {name!r} has no place in the checkpoint of such a model",
@@ -125,7 +125,7 @@ class MegatronConverter:
         target = f"model.layers.{layer}"
         if path in _NORMS:
             tensor = parameter.of_shape((shape.hidden,))
-            return iter([tp.whole(f"{target}.{_NORMS[path]}", tensor)])
+            return iter([Block.whole(f"{target}.{_NORMS[path]}", tensor)])
         if path in _ATTENTION:
             return attention_blocks(shape, tp, parameter, f"{target}.self_attn")
         if layer not in shape.dense:
@@ -138,13 +138,13 @@ class MegatronConverter:
     def _mixture_blocks(self, target: str, parameter: Parameter) -> Iterator[Block] | None:
         shape, tp, path = self._shape, self._tp, parameter.path
         if path in _ROUTER:
-            return iter([router_block(shape, tp, parameter, f"{target}.gate")])
+            return iter([router_block(shape, parameter, f"{target}.gate")])
         if path in _SHARED:
             sizes = {"width": shape.shared_ffn, "hidden": shape.hidden}
             return mlp_blocks(tp, parameter, f"{target}.shared_expert", **sizes)
         if path == "mlp.shared_experts.gate_weight":
             tensor = parameter.of_shape((1, shape.hidden))
-            return iter([tp.whole(f"{target}.shared_expert_gate.weight", tensor)])
+            return iter([Block.whole(f"{target}.shared_expert_gate.weight", tensor)])
         return expert_blocks(shape, self._etp, self._experts, parameter, f"{target}.experts")
 
     def _vocabulary(self, parameter: Parameter) -> Iterator[Block]:
@@ -166,7 +166,7 @@ class MegatronConverter:
         yield Block(
             "lm_head.weight" if is_output and not is_copy else _EMBEDDING,
             (shape.vocab, shape.hidden), (first, 0), (real, shape.hidden), tensor[:real],
-            self._tp.is_owned and not is_copy and real > 0,
+            is_copy=is_copy,
         )  # fmt: skip
 
     def _require_all(self, origins: Mapping[str, str]) -> None:

@@ -14,13 +14,11 @@ class Split:
 
     Attributes:
         what: the group's name, for messages.
-        is_owned: whether this process publishes its part, and not another with the same.
     """
 
     what: str
     rank: int
     size: int
-    is_owned: bool
 
     def part(self, count: int, of: str) -> int:
         """What one process has of `count`.
@@ -39,13 +37,7 @@ class Split:
         size = shape[dim] // self.size
         offsets, sizes = [0] * len(shape), list(shape)
         offsets[dim], sizes[dim] = self.rank * size, size
-        return Block(name, shape, tuple(offsets), tuple(sizes), tensor, self.is_owned)
-
-    def whole(self, name: str, tensor: torch.Tensor, *, keeps_dtype: bool = False) -> Block:
-        """A tensor that every process of the group has all of; the first one publishes it."""
-        shape = tuple(tensor.shape)
-        owned = self.is_owned and self.rank == 0
-        return Block(name, shape, (0,) * len(shape), shape, tensor, owned, keeps_dtype)
+        return Block(name, shape, tuple(offsets), tuple(sizes), tensor)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,10 +23,10 @@ def attention_blocks(
         tensor = parameter.of_shape((shape.hidden, split.part(queries, "query features")))
         yield split.block(f"{target}.o_proj.weight", (shape.hidden, queries), tensor, dim=1)
     elif module == "linear_proj":
-        yield split.whole(f"{target}.o_proj.bias", parameter.of_shape((shape.hidden,)))
+        yield Block.whole(f"{target}.o_proj.bias", parameter.of_shape((shape.hidden,)))
     else:
         tensor = parameter.of_shape((shape.head_dim,))
-        yield split.whole(f"{target}.{module[0]}_norm.weight", tensor)
+        yield Block.whole(f"{target}.{module[0]}_norm.weight", tensor)
 
 
 def _query_key_value(

@@ -15,12 +15,12 @@ _SEQUENTIAL: Final = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.linear_fc[
 _TE_GROUPED: Final = re.compile(r"mlp\.experts\.linear_fc[12]\.weight(\d+)")
 
 
-def router_block(shape: ModelShape, split: Split, parameter: Parameter, target: str) -> Block:
+def router_block(shape: ModelShape, parameter: Parameter, target: str) -> Block:
     """The router's weight, or the bias that balances its experts, which stays in its own dtype."""
     if parameter.path.endswith("expert_bias"):
         tensor = parameter.of_shape((shape.experts,))
-        return split.whole(f"{target}.e_score_correction_bias", tensor, keeps_dtype=True)
-    return split.whole(f"{target}.weight", parameter.of_shape((shape.experts, shape.hidden)))
+        return Block.whole(f"{target}.e_score_correction_bias", tensor, keeps_dtype=True)
+    return Block.whole(f"{target}.weight", parameter.of_shape((shape.experts, shape.hidden)))
 
 
 def expert_blocks(

@@ -9,33 +9,27 @@ from plait.errors import UsageError
 class ParallelPlace:
     """A process's ranks. A size of 1 is no parallelism of that kind.
 
-    Two grids lie over the same processes of a pipeline stage: tensor x data parallel for everything
-    but experts, and expert-tensor x expert x expert-data parallel for those.
+    Processes that differ in nothing but data or context parallelism hold the same, and have no
+    ranks for it here.
 
     Attributes:
         tp_rank, tp_size: tensor parallel.
-        dp_rank, dp_size: data parallel, with context parallel: processes that hold the same.
         ep_rank, ep_size: expert parallel.
-        etp_rank, etp_size: tensor parallel of experts; as tp where it isn't given.
-        edp_rank, edp_size: data parallel of experts.
+        etp_rank, etp_size: tensor parallel of the experts; as tp where it isn't given.
         pp_rank, pp_size: pipeline stage.
         vp_rank, vp_size: which of the stage's model chunks (virtual pipeline).
         layers: indices of the chunk's layers, where stages are uneven; by default even ones.
 
     Raises:
-        UsageError: a rank outside of its size, or grids that don't have equally many processes.
+        UsageError: a rank outside of its size.
     """
 
     tp_rank: int = 0
     tp_size: int = 1
-    dp_rank: int = 0
-    dp_size: int = 1
     ep_rank: int = 0
     ep_size: int = 1
     etp_rank: int | None = None
     etp_size: int | None = None
-    edp_rank: int = 0
-    edp_size: int = 1
     pp_rank: int = 0
     pp_size: int = 1
     vp_rank: int = 0
@@ -43,17 +37,10 @@ class ParallelPlace:
     layers: range | None = None
 
     def __post_init__(self) -> None:
-        for kind in ("tp", "dp", "ep", "etp", "edp", "pp", "vp"):
+        for kind in ("tp", "ep", "etp", "pp", "vp"):
             rank, size = self.of(kind)
             if not 0 <= rank < size:
                 raise UsageError(f"{kind}_rank is {rank}; expected 0 to {size - 1}")
-        dense = self.tp_size * self.dp_size
-        mixture = self.of("etp")[1] * self.ep_size * self.edp_size
-        if dense != mixture:
-            raise UsageError(
-                f"a stage has tp x dp = {dense} processes, and etp x ep x edp = {mixture}",
-                remedy="give every size, or use ParallelPlace.of_rank",
-            )
 
     @classmethod
     def of_rank(
@@ -72,18 +59,15 @@ class ParallelPlace:
                 f"etp={etp} times ep={ep}"
             )
         pp_rank, inside = divmod(rank, stage)
-        edp_rank, of_experts = divmod(inside, etp * ep)
         return cls(
             tp_rank=inside % tp, tp_size=tp,
-            dp_rank=inside // tp, dp_size=stage // tp,
-            ep_rank=of_experts // etp, ep_size=ep,
-            etp_rank=of_experts % etp, etp_size=etp,
-            edp_rank=edp_rank, edp_size=stage // (etp * ep),
+            ep_rank=inside // etp % ep, ep_size=ep,
+            etp_rank=inside % etp, etp_size=etp,
             pp_rank=pp_rank, pp_size=pp,
         )  # fmt: skip
 
     def of(self, kind: str) -> tuple[int, int]:
-        """Rank and size in one kind of parallelism: tp, dp, ep, etp, edp, pp or vp."""
+        """Rank and size in one kind of parallelism: tp, ep, etp, pp or vp."""
         if kind == "etp" and self.etp_size is None:
             kind = "tp"
         rank, size = getattr(self, f"{kind}_rank"), getattr(self, f"{kind}_size")
