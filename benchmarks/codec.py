@@ -1,7 +1,7 @@
-"""The codec on one thread, at several densities."""
+"""The codec on one thread and on two, at several densities."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -10,23 +10,22 @@ from benchmarks.entropy import exponent_bytes, independent_bytes
 from benchmarks.formats import format_section
 from benchmarks.language_model import LanguageModel
 from benchmarks.report import Section
-from benchmarks.stored import Encoded, apply_all, decode, encode, encoded
+from benchmarks.stored import (
+    Encoded,
+    apply_all,
+    apply_among,
+    decode,
+    decode_among,
+    encode,
+    encode_among,
+    encoded,
+)
 from benchmarks.timing import cpu_seconds, wall_seconds
 from benchmarks.workload import Step, Workload
-from plait.codec import (
-    Chunk,
-    FrameDelta,
-    apply,
-    decode_delta,
-    detect,
-    encode_delta,
-    increment_on,
-    negate,
-    read_chunk,
-)
-from plait.cut import FrameSpec
+from plait.codec import FrameDelta, detect, increment_on, negate, read_chunk
 from plait.fingerprint import ZERO
 from plait.weights import ArrayWeights, fingerprint_weights
+from plait.workers import Workers
 
 DENSITIES: Final = (0.003, 0.01, 0.02, 0.04, 0.10)
 
@@ -68,11 +67,14 @@ def _sections(title: str, steps: list[Step]) -> list[Section]:
             "Dense bytes of one version per processor second on one thread, over what memcpy does "
             "in the same run (best of five). Encode: detection, planes, zstd, chunk files, "
             "digests. Decode + apply: chunk digest, planes, scatter; the proof reads beside it "
-            "compute the increment on the live weights. On two threads: frames shared out, wall "
-            "clock, over one thread's memcpy. Budgets at 1 %: encode 0.33, decode + apply 1.00.",
+            "compute the increment on the live weights. On two threads: the same work shared out "
+            "between two workers, wall clock, over one thread's memcpy; each on a CPU of its own, "
+            "and beside it where the system puts them. Budgets at 1 %: encode 0.33, "
+            "decode + apply 1.00.",
             ["element density", "memcpy GB/s", "encode / memcpy", "of it detect",
              "decode + apply / memcpy", "proof reads / memcpy", "fingerprint pass / memcpy",
-             "encode, 2 threads", "decode + apply, 2 threads", "fingerprint, 2 threads"],
+             "encode, 2 threads", "not pinned", "decode + apply, 2 threads", "not pinned",
+             "fingerprint, 2 threads"],
             [_speeds(step, found) for step, found in held],
         ),
         format_section(title, held),
@@ -138,24 +140,24 @@ def _two_threads(
     back: list[tuple[int, FrameDelta]],
     copying: Callable[[], object],
 ) -> list[str]:
-    frames = list(enumerate(found.cut.frames))
-    entries = [(chunk, n) for chunk in found.chunks for n in chunk.frames]
-
-    def encode_one(numbered: tuple[int, FrameSpec]) -> None:
-        encode_delta(*numbered, detect(numbered[1], step.old, step.new))
-
-    def decode_one(entry: tuple[Chunk, int]) -> None:
-        decode_delta(read_chunk(entry[0].data).frame(entry[1]), found.cut.frames[entry[1]])
-
-    def apply_one(numbered: tuple[int, FrameDelta]) -> None:
-        apply(found.cut.frames[numbered[0]], live, numbered[1])
-
-    with ThreadPoolExecutor(2) as pool:
-        memcpy = wall_seconds(copying)
-        encoding = wall_seconds(lambda: list(pool.map(encode_one, frames)))
-        applying = wall_seconds(
-            lambda: [list(pool.map(apply_one, part)) for part in (deltas, back)]
-        )
-        decoding = wall_seconds(lambda: list(pool.map(decode_one, entries))) + applying / 2
+    memcpy = wall_seconds(copying)
+    encoding: list[float] = []
+    decoding: list[float] = []
+    for pinned in (True, False):
+        with Workers(2, pinned=pinned) as workers:
+            encoding.append(wall_seconds(partial(encode_among, workers, step, found.cut)))
+            applying = wall_seconds(partial(_there_and_back, workers, found, live, deltas, back))
+            decoding.append(wall_seconds(partial(decode_among, workers, found)) + applying / 2)
     reading = wall_seconds(lambda: fingerprint_weights(step.old, threads=2))
-    return [f"{memcpy / seconds:.2f}" for seconds in (encoding, decoding, reading)]
+    return [f"{memcpy / seconds:.2f}" for seconds in (*encoding, *decoding, reading)]
+
+
+def _there_and_back(
+    workers: Workers,
+    found: Encoded,
+    live: ArrayWeights,
+    deltas: list[tuple[int, FrameDelta]],
+    back: list[tuple[int, FrameDelta]],
+) -> None:
+    for part in (deltas, back):
+        apply_among(workers, found.cut, live, part)

@@ -5,17 +5,20 @@ from dataclasses import dataclass
 from benchmarks.workload import Step
 from plait.codec import (
     Chunk,
+    EncodedFrame,
     FrameDelta,
     apply,
     decode_delta,
+    decode_deltas,
     detect,
     encode_delta,
     pack_chunks,
     read_chunk,
 )
-from plait.cut import Cut, plain_cut
+from plait.cut import Cut, FrameSpec, plain_cut
 from plait.manifest import Manifest, Statistics
 from plait.weights import ArrayWeights, fingerprint_weights
+from plait.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,16 @@ def encode(step: Step, cut: Cut) -> list[Chunk]:
     """Detects and encodes all frames, and packs them into chunk files with their digests."""
     deltas = ((i, frame, detect(frame, step.old, step.new)) for i, frame in enumerate(cut.frames))
     return list(pack_chunks(encode_delta(i, frame, d) for i, frame, d in deltas if d.count))
+
+
+def encode_among(workers: Workers, step: Step, cut: Cut) -> list[Chunk]:
+    """As `encode`, each frame by a worker."""
+
+    def encode_one(numbered: tuple[int, FrameSpec]) -> EncodedFrame:
+        return encode_delta(*numbered, detect(numbered[1], step.old, step.new))
+
+    frames = workers.map(encode_one, enumerate(cut.frames))
+    return list(pack_chunks(frame for frame in frames if frame.count))
 
 
 def encoded(step: Step) -> Encoded:
@@ -66,6 +79,24 @@ def decode(found: Encoded) -> list[tuple[int, FrameDelta]]:
         for chunk in found.chunks
         for frame in read_chunk(chunk.data, entry=chunk.entry).frames
     ]
+
+
+def decode_among(workers: Workers, found: Encoded) -> list[tuple[int, FrameDelta]]:
+    """As `decode`, each frame by a worker, or its blocks where there are fewer frames."""
+    frames = [
+        frame
+        for chunk in found.chunks
+        for frame in read_chunk(chunk.data, entry=chunk.entry).frames
+    ]
+    deltas = decode_deltas([(frame, found.cut.frames[frame.number]) for frame in frames], workers)
+    return [(frame.number, delta) for frame, delta in zip(frames, deltas, strict=True)]
+
+
+def apply_among(
+    workers: Workers, cut: Cut, live: ArrayWeights, deltas: list[tuple[int, FrameDelta]]
+) -> None:
+    """As `apply_all`, each frame by a worker."""
+    workers.map(lambda change: apply(cut.frames[change[0]], live, change[1]), deltas)
 
 
 def apply_all(cut: Cut, live: ArrayWeights, deltas: list[tuple[int, FrameDelta]]) -> None:
