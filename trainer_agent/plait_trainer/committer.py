@@ -129,6 +129,17 @@ class Committer:
         publish.metrics.changed_elements = version.changed_elements
         return version
 
+    @property
+    def pending(self) -> Deltas:
+        """What was captured and isn't committed, from the parent's weights on; what was sent and
+        not yet settled apart."""
+        return self._pending
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a commit was sent that nobody knows the outcome of."""
+        return self._sent is not None
+
     def refuse_if_fenced(self) -> None:
         """Raises HeadMoved if the channel isn't where this trainer left it."""
         if self.fence is not None:

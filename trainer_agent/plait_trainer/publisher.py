@@ -7,7 +7,7 @@ thread, in order, behind a bounded queue.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, Self
@@ -36,6 +36,7 @@ from plait_trainer.dtypes import DtypeRule
 from plait_trainer.future import PublishFuture, PublishMetrics
 from plait_trainer.live import TensorSource, fingerprint_live, layout_of
 from plait_trainer.outbox import Outbox, Publish, WhenFull
+from plait_trainer.read_back import read_back
 from plait_trainer.share import Share
 from plait_trainer.snapshot import SnapshotDetector
 from plait_trainer.sources import Converter, State, source_of
@@ -117,6 +118,7 @@ class Publisher:
         self._calling = threading.RLock()
         self._committer: Committer | None = None
         self._attached_at = ZERO
+        self._share: Share | None = None
         self._last: PublishFuture | None = None
         self._closed = False
         self._stopping = threading.Event()
@@ -216,8 +218,9 @@ class Publisher:
         """Capture what changed since the last publish, and have it committed behind this thread.
 
         Only the capture happens here. It waits for room in the queue (`when_full="wait"`), and
-        while the line's first anchor, which is read from the snapshot, is under way. Ctrl-C finds a
-        publish either not begun or on its way, never in between.
+        while the line's first anchor, which is read from the snapshot, is under way; with a
+        detector that keeps no copy it waits for that anchor itself. Ctrl-C finds a publish either
+        not begun or on its way, never in between.
 
         Args:
             metadata: training facts (step, learning rate…) for the version record.
@@ -240,8 +243,16 @@ class Publisher:
             if layout != committer.line.layout:
                 committer.line.layout.require_equal(layout, what="the model")
             self._check_external(committer, live, layout)
+            begins = committer.standing.parent is None
+            if begins and not self._detector.keeps_copy and not committer.is_in_doubt:
+                # Nothing refers to the kept state yet: take what is there now.
+                self._attach_detector(live, self._share)
             capture = self._detector.capture(live)
-            return self._keeper.run(lambda: self._hand_over(committer, capture, facts, started))
+            future = self._keeper.run(lambda: self._hand_over(committer, capture, facts, started))
+            if begins and not self._detector.keeps_copy:
+                # The anchor is read from the live weights, which the next step changes.
+                wait([future])
+            return future
 
     def flush(self) -> None:
         """Waits until every publish is committed or has failed.
@@ -271,6 +282,7 @@ class Publisher:
             self._closed = True
             self._keeper.stop()
             self._worker.stop()
+            self._detector.close()
             if self._last is not None:
                 self._last.result()
 
@@ -355,21 +367,44 @@ class Publisher:
         """Everything is proven: forget the earlier state, and start from this one."""
         cut = self._grain.cut(layout, for_anchor=False)
         self._committer, self._last = None, None
-        kept = self._detector.attach(
-            live, Share.whole(layout, cut), base=base, optimizer=self._optimizer
-        )
+        share = Share.whole(layout, cut)
+        kept = self._attach_detector(live, share, base)
         if kept != proven:
             raise FingerprintMismatch(
                 f"the weights changed from {proven} to {kept} while the publisher attached",
                 remedy="attach between two steps",
             )
-        self._attached_at = proven
+        self._attached_at, self._share = proven, share
         line = Line(
             self._policy, self._channel, layout, cut, self._grain,
             external=self._external, side_files=self._side_files, actor=self._actor,
             patience=self._patience, store=self._store,
         )  # fmt: skip
         self._committer = Committer(self._client, line, standing, stopping=self._stopping)
+
+    def _attach_detector(
+        self, live: LiveTensors, share: Share | None, base: Weights | None = None
+    ) -> Fingerprint:
+        assert share is not None
+        return self._detector.attach(
+            live, share, base=base, optimizer=self._optimizer, read_back=self._read_back
+        )
+
+    def _read_back(self, names: Collection[str]) -> Weights:
+        """The state of the last publish, for a detector that can't tell it any more."""
+        self._drain()
+        if self._committer is None or self._share is None:
+            raise PublishError("there is no version to read back", remedy="attach again")
+        self._committer.find_out()
+        parent = self._committer.standing.parent
+        if parent is None:
+            raise PublishError(
+                f"{self._policy!r} has no version yet that {', '.join(sorted(names)[:8])} could "
+                "be read back from",
+                remedy="attach again",
+            )
+        pending = self._committer.pending
+        return read_back(self._client, parent, self._share, pending, names, store=self._store)
 
     def _stands_on(self, version: VersionDocument) -> bool:
         parent = self.version
