@@ -4,7 +4,8 @@ A frame takes milliseconds. Threads that work so shortly are often left on the C
 where two take turns and gain nothing: schedulers spread load that lasts. So each worker pins
 itself, once, as it starts, to one CPU of the process's own affinity mask, which a cpuset (a
 container's, a launcher's, taskset's) has narrowed already and which is never widened.
-`docs/decisions` has the measurements.
+Decision 6
+has the measurements.
 
 A pin is only as good as its neighbours, therefore:
 
