@@ -29,9 +29,9 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     tokens = inputs()
     length = tokens.shape[1]
     future = torch.triu(torch.ones(1, 1, length, length, dtype=torch.bool), 1)
-    losses = model(tokens, torch.arange(length).expand_as(tokens), future, labels=tokens)
+    logits = model(tokens, torch.arange(length).expand_as(tokens), future)
     optimizer.zero_grad()
-    losses.mean().backward()
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
     optimizer.step()
 
 
