@@ -11,7 +11,7 @@ from plait.layout import Layout, TensorSpec
 from plait_trainer.blocks import BlockSpec
 from plait_trainer.converter import Block, ConvertedSource, load
 from plait_trainer.dtypes import DtypeRule
-from plait_trainer.megatron import MegatronConverter, ModelShape, ParallelPlace
+from plait_trainer.megatron import MegatronConverter, ModelShape, ParallelPlace, converted
 from plait_trainer.sharing import share_out
 from plait_trainer.snapshot import SnapshotDetector
 from tests.trainer_agent.megatron.layouts import Style, Weights, random_weights, state_of
@@ -236,3 +236,20 @@ def elements_at(layout: Layout, word: int) -> Iterator[tuple[str, int, int]]:
         item = word - layout.start_of(spec.name)
         if 0 <= item < spec.items:
             yield (spec.name, *divmod(item, spec.shape[-1]))
+
+
+def test_a_process_publishes_all_of_its_chunks_each_in_its_own_dtype() -> None:
+    weights = random_weights(MIXTURE)
+    chunks, grid = [], [ParallelPlace(vp_rank=rank, vp_size=2) for rank in range(2)]
+    for place in grid:
+        state = {
+            name: tensor.float() if "expert_bias" in name else tensor
+            for name, tensor in state_of(MIXTURE, weights, place, Style()).items()
+            if tensor is not None
+        }
+        chunks.append(lambda state=state: state)
+    found = {tensor.spec for tensor in converted(chunks, MIXTURE, grid).tensors()}
+    assert found == {
+        TensorSpec(name, "F32" if "correction_bias" in name else "BF16", shape)
+        for name, shape in MIXTURE.tensors().items()
+    }
