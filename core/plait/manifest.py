@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from plait import canonical
 from plait.errors import DocumentInvalid, FingerprintMismatch, LimitExceeded
+from plait.fields import parse_digest, parse_integer, parse_object
 from plait.fingerprint import ZERO, Fingerprint
 from plait.limits import (
     CHUNK_BYTES_MAX,
@@ -63,20 +64,20 @@ class ChunkEntry:
 
     @classmethod
     def parse(cls, row: object) -> "ChunkEntry":
-        fields_ = _object(row, {"digest", "size", "slot", "frames", "increment"}, "chunk")
-        frames = fields_["frames"]
+        known = parse_object(row, {"digest", "size", "slot", "frames", "increment"}, "chunk")
+        frames = known["frames"]
         if not isinstance(frames, list) or not frames:
             raise DocumentInvalid("a chunk's 'frames' must be a non-empty list")
         canonical.check_length(frames, FRAMES_MAX, "frames of a chunk")
-        numbers = tuple(_integer(number, "frame number", FRAMES_MAX - 1) for number in frames)
+        numbers = tuple(parse_integer(number, "frame number", FRAMES_MAX - 1) for number in frames)
         if any(a >= b for a, b in itertools.pairwise(numbers)):
             raise DocumentInvalid(f"a chunk's frame numbers must increase: {numbers[:16]}")
         return cls(
-            digest=_digest(fields_["digest"], "chunk digest"),
-            size=_integer(fields_["size"], "chunk size", CHUNK_BYTES_MAX),
-            slot=_integer(fields_["slot"], "chunk slot", FRAMES_MAX),
+            digest=parse_digest(known["digest"], "chunk digest"),
+            size=parse_integer(known["size"], "chunk size", CHUNK_BYTES_MAX),
+            slot=parse_integer(known["slot"], "chunk slot", FRAMES_MAX),
             frames=numbers,
-            increment=Fingerprint.parse(fields_["increment"]),
+            increment=Fingerprint.parse(known["increment"]),
         )
 
 
@@ -93,11 +94,11 @@ class SideFile:
 
     @classmethod
     def parse(cls, row: object) -> "SideFile":
-        fields_ = _object(row, {"name", "digest", "size"}, "side file")
+        known = parse_object(row, {"name", "digest", "size"}, "side file")
         return cls(
-            name=check_side_file_name(fields_["name"]),
-            digest=_digest(fields_["digest"], "side file digest"),
-            size=_integer(fields_["size"], "side file size", SIDE_FILE_BYTES_MAX),
+            name=check_side_file_name(known["name"]),
+            digest=parse_digest(known["digest"], "side file digest"),
+            size=parse_integer(known["size"], "side file size", SIDE_FILE_BYTES_MAX),
         )
 
 
@@ -125,8 +126,8 @@ class Statistics:
     @classmethod
     def parse(cls, row: object) -> "Statistics":
         names = {f.name for f in fields(cls)}
-        row = _object(row, names, "statistics")
-        return cls(**{name: _integer(row[name], name, INTEGER_MAX) for name in names})
+        row = parse_object(row, names, "statistics")
+        return cls(**{name: parse_integer(row[name], name, INTEGER_MAX) for name in names})
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,7 @@ class Manifest:
                 f"{len(self.chunks)} chunks and {len(self.side_files)} side files; "
                 f"at most {CHUNKS_PER_MANIFEST_MAX} and {SIDE_FILES_MAX}"
             )
-        numbers = [number for chunk in self.chunks for number in chunk.frames]
-        if len(set(numbers)) != len(numbers):
-            raise DocumentInvalid("a frame occurs in two chunks")
+        _check_frames(self.chunks)
         names = [side_file.name for side_file in self.side_files]
         folders = {name[:end] for name in names for end in range(len(name)) if name[end] == "/"}
         if len(set(names)) != len(names) or not folders.isdisjoint(names):
@@ -244,7 +243,7 @@ class Manifest:
             DocumentInvalid, UnsupportedFormat, LimitExceeded, FingerprintMismatch.
         """
         canonical.check_header(document, expected_format=MANIFEST_FORMAT)
-        row = _object(document, _MANIFEST_FIELDS, "manifest")
+        row = parse_object(document, _MANIFEST_FIELDS, "manifest")
         if row["kind"] not in ("delta", "anchor") or not isinstance(row["external"], bool):
             raise DocumentInvalid(f"unknown kind of manifest: {row['kind']!r}")
         if not isinstance(row["chunks"], list) or not isinstance(row["side_files"], list):
@@ -253,8 +252,8 @@ class Manifest:
         canonical.check_length(row["side_files"], SIDE_FILES_MAX, "side files")
         return cls(
             kind=row["kind"],
-            layout=_digest(row["layout"], "layout digest"),
-            cut=None if row["cut"] is None else _digest(row["cut"], "cut digest"),
+            layout=parse_digest(row["layout"], "layout digest"),
+            cut=None if row["cut"] is None else parse_digest(row["cut"], "cut digest"),
             base=None if row["from"] is None else Fingerprint.parse(row["from"]),
             target=Fingerprint.parse(row["to"]),
             chunks=tuple(ChunkEntry.parse(chunk) for chunk in row["chunks"]),
@@ -327,7 +326,7 @@ class VersionRecord:
             DocumentInvalid, UnsupportedFormat, LimitExceeded.
         """
         canonical.check_header(document, expected_format=RECORD_FORMAT)
-        row = _object(document, _RECORD_FIELDS, "version record")
+        row = parse_object(document, _RECORD_FIELDS, "version record")
         if row["proof"] not in ("full", "incremental", "unproven"):
             raise DocumentInvalid(f"unknown proof: {row['proof']!r}")
         if not isinstance(row["nonce"], str) or not 16 <= len(row["nonce"]) <= 64:
@@ -336,8 +335,8 @@ class VersionRecord:
             raise DocumentInvalid("a version record's metadata is an object")
         return cls(
             policy=check_name(row["policy"], "policy"),
-            layout=_digest(row["layout"], "layout digest"),
-            parent=None if row["parent"] is None else _digest(row["parent"], "parent"),
+            layout=parse_digest(row["layout"], "layout digest"),
+            parent=None if row["parent"] is None else parse_digest(row["parent"], "parent"),
             fingerprint=Fingerprint.parse(row["fingerprint"]),
             proof=row["proof"],
             nonce=row["nonce"],
@@ -416,24 +415,19 @@ def _utf8_size(text: str) -> int:
         return 0
 
 
-def _object(row: object, names: set[str], noun: str) -> dict[str, Any]:
-    if not isinstance(row, Mapping):
-        raise DocumentInvalid(f"a {noun} must be an object, got {type(row).__name__}")
-    if set(row) != names:
-        odd = sorted(set(row) ^ names)
-        raise DocumentInvalid(f"a {noun} has missing or unknown fields: {', '.join(odd)[:200]}")
-    return dict(row)
+def _check_frames(chunks: tuple[ChunkEntry, ...]) -> None:
+    """No frame is in two chunks, and those of one slot go through its frames in order.
 
-
-def _digest(value: object, noun: str) -> str:
-    if not canonical.is_digest(value):
-        raise DocumentInvalid(f"{noun} must be 'sha256:' and 64 hex digits, got {value!r:.80}")
-    return str(value)
-
-
-def _integer(value: object, noun: str, most: int) -> int:
-    if type(value) is not int or value < 0:
-        raise DocumentInvalid(f"{noun} must be a non-negative integer, got {value!r:.80}")
-    if value > most:
-        raise LimitExceeded(f"{noun} is {value}; at most {most}")
-    return value
+    So whoever goes through the frames by slot and number reads every chunk once.
+    """
+    numbers = [number for chunk in chunks for number in chunk.frames]
+    if len(set(numbers)) != len(numbers):
+        raise DocumentInvalid("a frame occurs in two chunks")
+    reached: dict[int, int] = {}
+    for chunk in chunks:
+        if chunk.frames[0] < reached.get(chunk.slot, 0):
+            raise DocumentInvalid(
+                f"a chunk of slot {chunk.slot} begins with frame {chunk.frames[0]}, behind one "
+                f"that reaches frame {reached[chunk.slot]}: the chunks of a slot are in order"
+            )
+        reached[chunk.slot] = chunk.frames[-1]

@@ -14,7 +14,13 @@ from plait.codec.algebra import FrameDelta, add, negate
 from plait.codec.chunks import Chunk, ChunkReader, pack_chunks
 from plait.codec.frames import EncodedFrame, decode_delta, encode_delta
 from plait.cut import Cut, FrameSpec
-from plait.errors import BaseMismatch, ChunkInvalid, LayoutChanged, UsageError
+from plait.errors import (
+    BaseMismatch,
+    ChunkInvalid,
+    DocumentInvalid,
+    LayoutChanged,
+    UsageError,
+)
 from plait.fingerprint import ZERO, Fingerprint
 from plait.manifest import ChunkEntry, Manifest, Statistics
 from plait.workers import Workers
@@ -49,13 +55,23 @@ class Step:
 
 
 def frames_of(steps: Iterable[Step]) -> dict[int, int]:
-    """Every frame that the steps touch, with its slot, in the order in which chunks hold them."""
+    """Every frame that the steps touch, with its slot, by slot and number: as chunks hold them.
+
+    Args:
+        steps: of one cut.
+    Raises:
+        DocumentInvalid: two steps have one frame in different slots.
+    """
     slots: dict[int, int] = {}
     for step in steps:
         for chunk in step.manifest.chunks:
             for number in chunk.frames:
-                slots.setdefault(number, chunk.slot)
-    return slots
+                if slots.setdefault(number, chunk.slot) != chunk.slot:
+                    raise DocumentInvalid(
+                        f"frame {number} is in slot {slots[number]} and, in manifest "
+                        f"{step.manifest.digest}, in slot {chunk.slot}; a frame of a cut has one"
+                    )
+    return {number: slots[number] for number in sorted(slots, key=lambda n: (slots[n], n))}
 
 
 def added_up(
@@ -162,8 +178,7 @@ class Squash:
         self._elements = self._bytes = 0
         entries: list[ChunkEntry] = []
         slots = frames_of(self._steps)
-        for slot in sorted(set(slots.values())):
-            numbers = sorted(number for number, other in slots.items() if other == slot)
+        for slot, numbers in itertools.groupby(slots, key=slots.__getitem__):
             for chunk in pack_chunks(self._encoded(numbers), slot):
                 entries.append(chunk.entry)
                 yield chunk

@@ -85,6 +85,28 @@ def test_a_lost_or_doubled_change_is_caught_by_the_sum() -> None:
             delta(ZERO, *chunks, target=Fingerprint(1, 0))
 
 
+def in_slot(slot: int, *frames: int) -> ChunkEntry:
+    return ChunkEntry(DIGEST, 50, slot, frames, ZERO)
+
+
+def test_a_frame_in_two_chunks_is_refused() -> None:
+    for slot in (0, 1):
+        with pytest.raises(DocumentInvalid, match="two chunks"):
+            delta(ZERO, in_slot(0, 0, 3), in_slot(slot, 3))
+
+
+@pytest.mark.parametrize(
+    "chunks", [((0, 2), (1, 3)), ((2, 3), (0, 1)), ((0, 5), (1,), (6,)), ((4,), (5,), (0,))]
+)
+def test_chunks_of_a_slot_that_interleave_or_go_back_are_refused(
+    chunks: tuple[tuple[int, ...], ...],
+) -> None:
+    with pytest.raises(DocumentInvalid, match="the chunks of a slot are in order"):
+        delta(ZERO, *(in_slot(2, *frames) for frames in chunks))
+    apart = [in_slot(slot, *frames) for slot, frames in enumerate(chunks)]
+    assert len(delta(ZERO, *apart).chunks) == len(chunks)
+
+
 def anchor_fields(**fields: Any) -> dict[str, Any]:
     manifest = Manifest(
         "anchor", DIGEST, DIGEST, None, Fingerprint(1, 2),

@@ -10,12 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait import codec
-from plait.cut import Cut, FrameSpec, plain_cut
-from plait.errors import BaseMismatch, ChunkInvalid, FormatError, LayoutChanged, UsageError
+from plait.codec import chunks
+from plait.cut import Cut, FrameSpec, Segment, plain_cut
+from plait.errors import (
+    BaseMismatch,
+    ChunkInvalid,
+    DocumentInvalid,
+    FormatError,
+    LayoutChanged,
+    UsageError,
+)
 from plait.grain import SlottedCut, grain_cut
-from plait.layout import Layout
+from plait.layout import Layout, TensorSpec
 from plait.manifest import ChunkEntry, Manifest, Statistics
-from plait.squash import Direction, Squash, Step, frames_of, increment_of
+from plait.squash import Direction, Squash, Step, added_up, frames_of, increment_of
 from plait.weights import ArrayWeights, fingerprint_weights
 from tests.core.strategies import (
     changed_weights,
@@ -194,9 +202,45 @@ def test_each_chunk_is_read_once_and_slots_stay() -> None:
         assert sorted(delta.read) == sorted(delta.chunks)
     for chunk in total.manifest.chunks:
         assert {cut.slots[number] for number in chunk.frames} == {chunk.slot}
-    assert list(frames_of([line[0].step()])) == [
-        number for chunk in line[0].manifest.chunks for number in chunk.frames
-    ]
+    slots = frames_of([line[0].step()])
+    assert list(slots) == sorted(slots, key=lambda number: (cut.slots[number], number))
+
+
+def states_of_frames(*values: list[int]) -> tuple[SlottedCut, list[ArrayWeights]]:
+    """States of one tensor, one frame and one item each, over a cut of one slot."""
+    layout = Layout.of([TensorSpec("w", "BF16", (len(values[0]),))])
+    frames = tuple(FrameSpec(2, (Segment(word, 1, 0, 1),)) for word in range(len(values[0])))
+    cut = SlottedCut(Cut(layout.digest, frames), (0,) * len(frames))
+    return cut, [ArrayWeights(layout, {"w": np.array(v, np.uint16)}) for v in values]
+
+
+def test_each_chunk_is_read_once_where_steps_touch_frames_by_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES_AIM", 8)  # some frames a chunk
+    size = 60
+    cut, states = states_of_frames(
+        [0] * size, [n % 2 for n in range(size)], [9] * size, [9 - n % 3 for n in range(size)]
+    )
+    line = [stored(cut, *pair) for pair in itertools.pairwise(states)]
+    assert min(len(delta.chunks) for delta in line) > 5
+    steps = [delta.step() for delta in line]
+    held = copy_of(states[0])
+    for number, total in added_up(cut.cut, steps, frames_of(steps)):
+        codec.apply(cut.cut.frames[number], held, total)
+    assert equal_bits(held, states[-1])
+    for delta in line:
+        assert sorted(delta.read) == sorted(delta.chunks)
+
+
+def test_steps_that_put_one_frame_in_two_slots_are_refused_before_a_chunk_is_read() -> None:
+    cut, (old, middle, new) = states_of_frames([0, 0], [1, 1], [2, 2])
+    first = stored(cut, old, middle)
+    second = stored(replace(cut, slots=(0, 1)), middle, new)
+    total = Squash([first.step(), second.step()])
+    with pytest.raises(DocumentInvalid, match=r"frame 1 is in slot 0 and, .* in slot 1"):
+        next(total.chunks())
+    assert not first.read + second.read
 
 
 def test_over_different_cuts_only_the_increment_survives() -> None:
