@@ -14,7 +14,13 @@ from typing import Any, Final
 import rfc8785
 
 from plait.errors import DocumentInvalid, LimitExceeded, UnsupportedFormat
-from plait.limits import DOCUMENT_BYTES_MAX, INTEGER_MAX
+from plait.json_shape import shape_of
+from plait.limits import (
+    DOCUMENT_BYTES_MAX,
+    DOCUMENT_DEPTH_MAX,
+    DOCUMENT_VALUES_MAX,
+    INTEGER_MAX,
+)
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -33,12 +39,18 @@ def serialize(document: Mapping[str, Any]) -> bytes:
 
     Raises:
         DocumentInvalid: canonical JSON can't hold it (a NaN, an integer beyond 2^53-1, half of a
-            surrogate pair), or it is nested too deeply to be read.
+            surrogate pair).
+        LimitExceeded: it is nested deeper than DOCUMENT_DEPTH_MAX.
     """
     try:
-        return rfc8785.dumps(dict(document))
-    except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
+        data = rfc8785.dumps(dict(document))
+    except (rfc8785.CanonicalizationError, UnicodeEncodeError) as error:
         raise DocumentInvalid(f"not expressible as canonical JSON: {error}") from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    if shape_of(data)[0] > DOCUMENT_DEPTH_MAX:
+        raise _too_deep()
+    return data
 
 
 def document_digest(document: Mapping[str, Any]) -> str:
@@ -49,7 +61,7 @@ def parse(data: bytes | str, *, expected_format: str) -> dict[str, Any]:
     """A canonical document's fields, with `format` and `requires` checked and kept.
 
     Raises:
-        LimitExceeded: more than DOCUMENT_BYTES_MAX bytes.
+        LimitExceeded: more bytes, values or levels than limits.py allows.
         DocumentInvalid: not JSON, duplicate keys, not an object, or not in canonical form.
         UnsupportedFormat: another format, or a feature this release lacks.
     """
@@ -73,15 +85,21 @@ def read(raw: bytes) -> object:
     """
     if len(raw) > DOCUMENT_BYTES_MAX:
         raise LimitExceeded(f"document of {len(raw)} bytes; at most {DOCUMENT_BYTES_MAX}")
+    depth, values = shape_of(raw)
+    if depth > DOCUMENT_DEPTH_MAX:
+        raise _too_deep()
+    if values > DOCUMENT_VALUES_MAX:
+        raise LimitExceeded(f"document of {values} values; at most {DOCUMENT_VALUES_MAX}")
     try:
+        # As text: of bytes the parser would guess the encoding.
         value: object = json.loads(
-            raw,
+            raw.decode(),
             object_pairs_hook=_without_duplicates,
             parse_int=_small_integer,
             parse_float=_finite,
             parse_constant=_refuse_constant,
         )
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DocumentInvalid(f"not a JSON document: {error}") from error
     return value
 
@@ -113,6 +131,10 @@ def check_length(rows: list[Any], most: int, noun: str) -> None:
     """
     if len(rows) > most:
         raise LimitExceeded(f"{len(rows)} {noun}; at most {most}")
+
+
+def _too_deep() -> LimitExceeded:
+    return LimitExceeded(f"a document is nested deeper than {DOCUMENT_DEPTH_MAX} levels")
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

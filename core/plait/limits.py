@@ -28,6 +28,8 @@ SIDE_FILE_NAME_BYTES_MAX: Final = 255
 
 # Documents ----------------------------------------------------------------------------------------
 DOCUMENT_BYTES_MAX: Final = 64 * MIB  # a layout of 10^5 tensors is 10 MB, a cut of grain 8 as much
+DOCUMENT_DEPTH_MAX: Final = 64  # lists and objects: parsers recurse, on stacks of other sizes
+DOCUMENT_VALUES_MAX: Final = 1 << 23  # commas and opening brackets: some 70 bytes each once parsed
 CHUNKS_PER_MANIFEST_MAX: Final = 1 << 17
 METADATA_BYTES_MAX: Final = 64 * 1024  # training metadata in a version record
 INTEGER_MAX: Final = (1 << 53) - 1  # what every JSON reader can hold exactly (RFC 8785)

@@ -376,15 +376,16 @@ def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         DocumentInvalid: canonical JSON can't hold it, or couldn't read it back.
-        LimitExceeded: more than METADATA_BYTES_MAX bytes.
+        LimitExceeded: more than METADATA_BYTES_MAX bytes, or too deeply nested for a record.
     """
-    data = canonical.serialize(metadata)
-    if len(data) > METADATA_BYTES_MAX:
-        raise LimitExceeded(f"metadata of {len(data)} bytes; at most {METADATA_BYTES_MAX}")
-    # What is written must be readable: a float of 1e17 is written as an integer beyond 2^53-1.
-    held = canonical.read(data)
+    size = len(canonical.serialize(metadata))
+    if size > METADATA_BYTES_MAX:
+        raise LimitExceeded(f"metadata of {size} bytes; at most {METADATA_BYTES_MAX}")
+    # What is written must be readable, as deep in a record as it is: and a float of 1e17 is
+    # written as an integer beyond 2^53-1.
+    held = canonical.read(canonical.serialize({"metadata": metadata}))
     assert isinstance(held, dict)
-    return held
+    return dict(held["metadata"])
 
 
 def check_side_file_name(name: object) -> str:

@@ -3,14 +3,12 @@
 Blocks; routes call it in threads.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
 
 from plait.errors import (
     BaseMismatch,
     DocumentInvalid,
     FingerprintMismatch,
-    LimitExceeded,
     PlaitError,
     SizeMismatch,
     UnknownBase,
@@ -23,8 +21,6 @@ from plait_server.catalog import Catalog, Draft
 from plait_server.catalog.refusals import replayed, require_chunks
 from plait_server.documents import Documents
 from plait_server.metrics import Metrics
-
-_METADATA_DEPTH_MAX: Final = 64
 
 
 class Commits:
@@ -61,7 +57,6 @@ class Commits:
         record = VersionRecord.from_document(request.record)
         manifest = Manifest.from_document(request.manifest)
         check_name(request.channel, "channel")
-        _check_depth(record.metadata)
         before = self._catalog.committed(policy, record.digest)
         if before is not None:
             return replayed(before, request.channel), True
@@ -144,21 +139,6 @@ class Commits:
         known = self._catalog.chunks({digest for digest, _ in named})
         require_chunks({digest for digest, _ in named} - set(known))
         _check_sizes((digest, size, known[digest].size) for digest, size in named)
-
-
-def _check_depth(metadata: Mapping[str, Any]) -> None:
-    """What is shown in every listing must be nested so little that any JSON writer can write it."""
-    level: list[object] = [metadata]
-    for _ in range(_METADATA_DEPTH_MAX):
-        inner: list[object] = []
-        for value in level:
-            if isinstance(value, Mapping):
-                inner += value.values()
-            elif isinstance(value, list):
-                inner += value
-        level = inner
-    if level:
-        raise LimitExceeded(f"metadata is nested deeper than {_METADATA_DEPTH_MAX} levels")
 
 
 def _check_agreement(policy: str, record: VersionRecord, manifest: Manifest) -> None:

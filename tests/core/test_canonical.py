@@ -1,12 +1,17 @@
 """Canonical documents: one form of bytes, and nothing else gets in."""
 
+import json
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plait import canonical
 from plait.errors import DocumentInvalid, FormatError, LimitExceeded, UnsupportedFormat
-from plait.limits import DOCUMENT_BYTES_MAX, INTEGER_MAX
+from plait.json_shape import shape_of
+from plait.limits import DOCUMENT_BYTES_MAX, DOCUMENT_DEPTH_MAX, INTEGER_MAX
 
 FORMAT = "plait-test/1"
 HEADER = {"format": FORMAT, "requires": []}
@@ -63,11 +68,77 @@ def test_what_canonical_json_can_t_hold_is_refused(value: object) -> None:
         canonical.serialize({"value": value})
 
 
+def nested(levels: int, inner: object = 1) -> object:
+    """A value of so many lists and objects by turns."""
+    value = inner
+    for level in range(levels):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+def deep_down(frames: int, call: Callable[[], object]) -> object:
+    return call() if not frames else deep_down(frames - 1, call)
+
+
+@pytest.mark.parametrize("frames", [0, 300, 600])
+def test_how_deep_documents_may_be_depends_on_no_callers_stack(frames: int) -> None:
+    for levels in (1, 2, DOCUMENT_DEPTH_MAX - 1):
+        document = HEADER | {"value": nested(levels)}
+        data = canonical.serialize(document)
+        assert deep_down(frames, partial(parsed, data)) == document
+    for levels in (DOCUMENT_DEPTH_MAX, 200, 400, 100_000):
+        data = b'{"format":"plait-test/1","requires":[],"value":' + b"[" * levels + b"]" * levels
+        with pytest.raises(LimitExceeded, match="deeper than 64"):
+            deep_down(frames, partial(parsed, data + b"}"))
+        if levels < 400:
+            with pytest.raises(LimitExceeded, match="deeper than 64"):
+                canonical.serialize(HEADER | {"value": nested(levels)})
+
+
+def parsed(data: bytes) -> object:
+    return canonical.parse(data, expected_format=FORMAT)
+
+
+def test_brackets_within_strings_are_no_levels() -> None:
+    document = HEADER | {"value": ["[" * 100, '"[' * 100, "\\" * 3 + "[{" * 100], "{" * 99: 1}
+    assert parsed(canonical.serialize(document)) == document
+
+
+@given(st.text('[]{}:,"\\1', max_size=24) | values.map(json.dumps))
+def test_the_shape_of_a_text_is_that_of_what_a_parser_makes_of_it(text: str) -> None:
+    depth, count = shape_of(text.encode())
+    assert 0 <= depth <= count <= len(text)
+    try:
+        value = json.loads(text, object_pairs_hook=lambda pairs: [item for _, item in pairs])
+    except ValueError:
+        return
+    assert (depth, count) == measured(value)
+
+
+def measured(value: object) -> tuple[int, int]:
+    """Levels of lists; opening brackets and commas."""
+    if not isinstance(value, list):
+        return 0, 0
+    inner = [measured(item) for item in value]
+    depth = max((levels for levels, _ in inner), default=0)
+    return 1 + depth, max(len(value), 1) + sum(count for _, count in inner)
+
+
+def test_another_encoding_is_refused_and_hides_no_brackets() -> None:
+    for encoding in ("utf-16", "utf-16-le", "utf-32", "utf-8-sig"):
+        data = '{"format":"plait-test/1","requires":[]}'.encode(encoding)
+        with pytest.raises(DocumentInvalid, match="not a JSON document"):
+            parsed(data)
+        # U+2200 has a byte of a quotation mark.
+        with pytest.raises(FormatError):
+            parsed(("\u2200" + "[" * 500).encode(encoding))
+
+
 def test_what_is_nested_too_deeply_to_be_written_is_refused() -> None:
     value: list[object] = []
     for _ in range(100_000):
         value = [value]
-    with pytest.raises(DocumentInvalid):
+    with pytest.raises(LimitExceeded):
         canonical.serialize({"value": value})
     while value:  # or Python would take it apart by recursion
         value = value.pop()  # type: ignore[assignment]

@@ -260,9 +260,10 @@ def test_metadata_that_no_listing_could_show_is_refused(http: TestClient, depth:
     nested: dict[str, Any] = {}
     for _ in range(depth - 1):
         nested = {"a": nested} if depth % 2 else {"a": [nested]}
-    parts = line.delta(metadata={"a": nested})
+    parts = line.delta()
     line.send(parts)
-    refused(line, parts, 413, "limit_exceeded")
+    record = parts.record.to_document() | {"metadata": {"a": nested}}
+    refused(line, parts, 413, "limit_exceeded", record=record)
 
 
 def test_metadata_of_ordinary_depth_is_shown_as_it_was(http: TestClient) -> None:
