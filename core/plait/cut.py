@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait import canonical
+from plait.coverage import word_twice
 from plait.errors import DocumentInvalid, LimitExceeded
 from plait.layout import Layout, words_per_item
 from plait.limits import (
@@ -329,16 +330,7 @@ def _check_tensors(table: _SegmentTable, layout: Layout) -> None:
 
 
 def _check_disjoint(table: _SegmentTable) -> None:
-    """No word occurs twice: runs, as intervals, don't overlap."""
-    firsts = np.repeat(table.first, table.repeats)
-    number = np.arange(firsts.size) - np.repeat(
-        np.cumsum(table.repeats) - table.repeats, table.repeats
-    )
-    firsts += number * np.repeat(table.stride, table.repeats)
-    ends = firsts + np.repeat(table.run_words, table.repeats)
-    # Sorted apart, they pair up exactly if no interval begins before the one in front has ended.
-    firsts.sort()
-    ends.sort()
-    overlaps = np.flatnonzero(firsts[1:] < ends[:-1])
-    if overlaps.size:
-        raise DocumentInvalid(f"word {firsts[overlaps[0] + 1]} occurs in two runs of the cut")
+    """No word occurs twice."""
+    word = word_twice(table.first, table.stride, table.repeats, table.run_words)
+    if word is not None:
+        raise DocumentInvalid(f"word {word} occurs in two runs of the cut")

@@ -16,7 +16,7 @@ DENSE_FRAME_BYTES_MAX: Final = 8 * MIB  # `dense` and `wide` frames: what a deco
 RESTART_ELEMENTS: Final = 1 << 20  # 16 bytes each: 0.13 % at 1 % density
 FRAMES_MAX: Final = 1 << 20
 SEGMENTS_PER_FRAME_MAX: Final = 1 << 20
-RUNS_PER_CUT_MAX: Final = 1 << 24  # coverage is checked on expanded runs: 16 bytes each
+RUNS_PER_CUT_MAX: Final = 1 << 24  # those of segments among each other are expanded: 16 bytes each
 
 # Chunks -------------------------------------------------------------------------------------------
 CHUNK_BYTES_AIM: Final = 8 * MIB  # resume and caching are by chunk

@@ -68,7 +68,6 @@ class ChunkEntry:
         frames = known["frames"]
         if not isinstance(frames, list) or not frames:
             raise DocumentInvalid("a chunk's 'frames' must be a non-empty list")
-        canonical.check_length(frames, FRAMES_MAX, "frames of a chunk")
         numbers = tuple(parse_integer(number, "frame number", FRAMES_MAX - 1) for number in frames)
         if any(a >= b for a, b in itertools.pairwise(numbers)):
             raise DocumentInvalid(f"a chunk's frame numbers must increase: {numbers[:16]}")
@@ -250,6 +249,7 @@ class Manifest:
             raise DocumentInvalid("'chunks' and 'side_files' must be lists")
         canonical.check_length(row["chunks"], CHUNKS_PER_MANIFEST_MAX, "chunks")
         canonical.check_length(row["side_files"], SIDE_FILES_MAX, "side files")
+        _check_frames_in_all(row["chunks"])
         return cls(
             kind=row["kind"],
             layout=parse_digest(row["layout"], "layout digest"),
@@ -432,3 +432,11 @@ def _check_frames(chunks: tuple[ChunkEntry, ...]) -> None:
                 f"that reaches frame {reached[chunk.slot]}: the chunks of a slot are in order"
             )
         reached[chunk.slot] = chunk.frames[-1]
+
+
+def _check_frames_in_all(rows: list[Any]) -> None:
+    """Before anything is built of chunks: they hold no more frames than a cut has."""
+    lists = (row.get("frames") for row in rows if isinstance(row, Mapping))
+    count = sum(len(frames) for frames in lists if isinstance(frames, list))
+    if count > FRAMES_MAX:
+        raise LimitExceeded(f"{count} frames of all chunks; at most {FRAMES_MAX}")

@@ -130,6 +130,7 @@ def test_long_lists_are_refused_before_their_rows_are_read() -> None:
         anchor_fields(chunks=[0] * (CHUNKS_PER_MANIFEST_MAX + 1)),
         anchor_fields(side_files=[0] * (SIDE_FILES_MAX + 1)),
         anchor_fields(chunks=[TWO_FRAMES | {"frames": [""] * (FRAMES_MAX + 1)}]),
+        anchor_fields(chunks=[TWO_FRAMES | {"frames": [""] * (FRAMES_MAX // 8)}] * 9),
     ):
         with pytest.raises(LimitExceeded, match="at most"):
             Manifest.from_document(document)
