@@ -11,6 +11,7 @@ from plait_client.checkout import checkout
 from plait_client.checkpoint import CheckpointFolder
 from plait_client.registry import RegistryClient
 from plait_trainer import Publisher
+from plait_trainer.choice import DetectorName
 from plait_trainer.converter import HuggingFaceConverter, load
 from plait_trainer.megatron import MegatronConverter, ModelShape, ParallelPlace, converted
 from tests.trainer_agent.megatron.real_models import checkpoint_model, grid, inputs, megatron_model
@@ -35,9 +36,16 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("kind", ["tied", "sparse"])
+@pytest.mark.parametrize(
+    ("kind", "detector"),
+    [("tied", "snapshot"), ("tied", "reconstruction"), ("sparse", "reconstruction")],
+)
 def test_a_checkout_is_what_transformers_would_write(
-    kind: str, client: RegistryClient, policy: str, tmp_path: Path
+    kind: str,
+    detector: DetectorName,
+    client: RegistryClient,
+    policy: str,
+    tmp_path: Path,
 ) -> None:
     written = checkpoint_model(kind)
     shape = ModelShape.of_config(written.config)
@@ -46,7 +54,7 @@ def test_a_checkout_is_what_transformers_would_write(
     load(converter, trained.state_dict(), {block.name: block.tensor for block in blocks})
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4)
     source = converted([trained], shape, [ParallelPlace()])
-    with Publisher(source, optimizer, client=client, policy=policy) as publisher:
+    with Publisher(source, optimizer, client=client, policy=policy, detector=detector) as publisher:
         publisher.publish()
         for _ in range(3):
             step(trained, optimizer)
