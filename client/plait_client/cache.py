@@ -15,7 +15,7 @@ from typing import Final
 
 from plait.canonical import digest_of, is_digest
 from plait.errors import DigestMismatch, UsageError
-from plait_client.disk import disk_errors, write_atomically
+from plait_client.disk import disk_errors, read_regular, remove_any, write_atomically
 
 _LIMIT_BYTES: Final = 64 << 30
 _logger = logging.getLogger(__name__)
@@ -79,13 +79,13 @@ class ChunkCache:
         path = self.path_of(digest)
         with disk_errors(f"read {path}"):
             try:
-                data = path.read_bytes()
+                data = read_regular(path)
             except FileNotFoundError:
                 return None
-            wrong_size = size is not None and len(data) != size
-            if wrong_size or digest_of(data) != digest:
+            wrong_size = size is not None and data is not None and len(data) != size
+            if data is None or wrong_size or digest_of(data) != digest:
                 _logger.warning("removed %s from the cache: its bytes are not %s", path, digest)
-                path.unlink(missing_ok=True)
+                remove_any(path)
                 return None
             # The order of eviction. Another user's file can be read, but not be touched.
             with contextlib.suppress(FileNotFoundError, PermissionError):

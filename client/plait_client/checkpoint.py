@@ -223,7 +223,8 @@ def _check_inside(folder: Path, path: Path) -> None:
     """
     if not path.is_symlink():
         return
-    target, root = path.resolve(), folder.resolve()
+    # Not Path.resolve: links in a circle are a RuntimeError there, and an OSError for the opener.
+    target, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     blobs = root.parent.parent / "blobs"
     from_hub_cache = root.parent.name == "snapshots" and target.is_relative_to(blobs)
     if not (target.is_relative_to(root) or from_hub_cache):

@@ -3,10 +3,12 @@
 import errno
 import os
 import secrets
+import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from plait.errors import NoSpace, StoreError
 
@@ -29,6 +31,33 @@ def disk_errors(action: str) -> Iterator[None]:
         if error.errno in _NO_SPACE:
             raise NoSpace(message, remedy="free space there and run the command again") from error
         raise StoreError(message) from error
+
+
+def open_regular(path: Path) -> BinaryIO | None:
+    """Open a file for reading; None: a folder, a FIFO or a device has its name. Raises OSError."""
+    # Without O_NONBLOCK a FIFO would block for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    return None
+
+
+def read_regular(path: Path) -> bytes | None:
+    """A file's bytes; None: a folder, a FIFO or a device has its name. Raises OSError."""
+    file = open_regular(path)
+    if file is None:
+        return None
+    with file:
+        return file.read()
+
+
+def remove_any(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it, if it is there. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -27,7 +27,7 @@ from plait.cut import FrameSpec
 from plait.errors import BaseMismatch, CorruptionError, FingerprintMismatch
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_at
 from plait.weights import UNSIGNED, Weights
-from plait_client.disk import sync_folder
+from plait_client.disk import open_regular, sync_folder
 from plait_client.failpoints import failpoint
 from plait_client.words import Words, read_items, write_items
 
@@ -171,7 +171,10 @@ def _records(path: Path) -> Iterator[Record]:
 
 def _check(path: Path) -> None:
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    file = open_regular(path)
+    if file is None:
+        raise CorruptionError(f"{path} isn't a regular file", remedy="check out with --rebuild")
+    with file:
         left = os.fstat(file.fileno()).st_size - _HASH_BYTES
         intact = left > len(_MAGIC) and file.read(len(_MAGIC)) == _MAGIC
         file.seek(0)

@@ -4,7 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plait_client.disk import disk_errors, write_atomically
+from plait.canonical import is_digest
+from plait_client.disk import disk_errors, read_regular, write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,11 @@ class Pending:
         """The note; None: every commit so far was answered (or the note can't be read)."""
         with disk_errors(f"read {self._path}"):
             try:
-                return PendingCommit(**json.loads(self._path.read_bytes()))
-            except (FileNotFoundError, ValueError, TypeError):
+                note = PendingCommit(**json.loads(read_regular(self._path) or b""))
+            except (FileNotFoundError, ValueError, TypeError, RecursionError):
                 # A damaged note only means that a repeat makes a version of its own.
                 return None
+        return note if is_digest(note.version_digest) else None
 
     def write(self, commit: PendingCommit) -> None:
         with disk_errors(f"write {self._path}"):

@@ -6,7 +6,6 @@ for every dtype, without a copy.
 
 import json
 import os
-import stat
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from plait.errors import CheckpointInvalid, LayoutInvalid
 from plait.layout import TensorSpec
+from plait_client.disk import open_regular
 
 _HEADER_BYTES_MAX: Final = 100_000_000  # the safetensors library's own limit
 _LENGTH: Final = struct.Struct("<Q")
@@ -37,12 +37,11 @@ def read_header(path: Path) -> list[StoredTensor]:
             other sizes than their shapes say, a name twice.
         OSError: the file can't be read.
     """
-    # Without O_NONBLOCK a FIFO that somebody named .safetensors would block for ever.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointInvalid(f"{path} isn't a regular file")
+    file = open_regular(path)
+    if file is None:
+        raise CheckpointInvalid(f"{path} isn't a regular file")
+    with file:
+        found = os.fstat(file.fileno())
         prefix = file.read(_LENGTH.size)
         size = _LENGTH.unpack(prefix)[0] if len(prefix) == _LENGTH.size else -1
         if not 2 <= size <= min(_HEADER_BYTES_MAX, found.st_size - _LENGTH.size):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.errors import CheckpointInvalid, FormatError, LimitExceeded
+from plait.errors import CheckpointInvalid, FormatError, LimitExceeded, StoreError
 from plait.weights import fingerprint_weights
 from plait_client.checkpoint import INDEX, CheckpointFolder
 from plait_client.shards import shards_of, write_checkpoint
@@ -120,6 +120,7 @@ def broken_cases() -> dict[str, Callable[[Path], object]]:
         "no such folder": lambda folder: folder.rmdir(),
         "no weights": lambda folder: (folder / "config.json").write_text("{}"),
         "a pipe": lambda folder: os.mkfifo(folder / "m.safetensors"),
+        "a folder of that name": lambda folder: (folder / "m.safetensors").mkdir(),
         "an empty file": lambda folder: (folder / "m.safetensors").touch(),
         "a header beyond the file": lambda folder: (folder / "m.safetensors").write_bytes(
             struct.pack("<Q", 1 << 40)
@@ -181,6 +182,13 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     (folder / "more").symlink_to(outside / "tokenizer")
     with pytest.raises(CheckpointInvalid, match="out of the folder"):
         list(CheckpointFolder(folder).side_files())
+
+
+def test_links_in_a_circle_are_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").symlink_to("b.safetensors")
+    (tmp_path / "b.safetensors").symlink_to("a.safetensors")
+    with pytest.raises(StoreError, match="symbolic links"):
+        CheckpointFolder(tmp_path)
 
 
 def test_a_snapshot_in_the_hub_cache_links_to_its_own_blobs(tmp_path: Path) -> None:

@@ -40,6 +40,24 @@ def test_a_damaged_file_is_removed_and_reported(
     assert digest in caplog.text
 
 
+@pytest.mark.parametrize("other", ["pipe", "folder", "link to nothing", "link to a device"])
+def test_what_is_no_file_is_removed_and_made_anew(tmp_path: Path, other: str) -> None:
+    cache = ChunkCache(tmp_path)
+    (digest, data), *_ = objects(1, 100).items()
+    path = cache.put(digest, data)
+    path.unlink()
+    if other == "pipe":
+        os.mkfifo(path)
+    elif other == "folder":
+        (path / "more").mkdir(parents=True)
+    else:
+        path.symlink_to("nothing" if other == "link to nothing" else "/dev/zero")
+    assert cache.read(digest, len(data)) is None
+    cache.put(digest, data)
+    assert cache.read(digest, len(data)) == data
+    assert not path.is_symlink()
+
+
 def test_bytes_of_another_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DigestMismatch):
         ChunkCache(tmp_path).put(digest_of(b"a"), b"b")
