@@ -106,9 +106,10 @@ def publish(
         pending = Pending(mirror.path.with_name(mirror.path.name + ".pending.json"))
         run = _Publish(request, fetcher, new, mirror, pending, progress or SILENT, workers)
         version = run.replayed() or run.commit(side_files)
-        pending.clear()
         failpoint("publish.committed")
         mirror.follow(version, new)
+        # Last: whoever was killed before this was told nothing, and publishes again.
+        pending.clear()
     return version
 
 

@@ -175,6 +175,7 @@ def test_a_publish_killed_before_or_after_its_commit_is_published_once(
         assert plait.json("publish", folder, "--policy", policy)["seq"] == seq
     else:
         assert plait.json("show", f"{policy}@main")["seq"] == seq
+        assert plait.json("publish", folder, "--policy", policy)["seq"] == seq
     plait.run("checkout", policy, tmp_path / "out")
     assert checkpoints.read(tmp_path / "out") == checkpoints.read(folder)
 
