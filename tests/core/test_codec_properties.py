@@ -12,7 +12,7 @@ from plait.cut import Cut, FrameSpec, Segment, plain_cut
 from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import Layout, TensorSpec
 from plait.weights import ArrayWeights, Weights, fingerprint_weights
-from tests.core import reference
+from tests.core import reference, reference_documents
 from tests.core.strategies import (
     changed_weights,
     copy_of,
@@ -156,7 +156,7 @@ def test_a_second_reader_written_from_the_text_decodes_the_same(
             read = reference.changes(frame, spec.item_bytes, spec.items)
             assert list(read) == delta.positions.tolist()
             assert list(read.values()) == delta.differences.tolist()
-            words = reference.words_of(*rows[number])
+            words = reference_documents.words_of(*rows[number])
             assert [words[p] for p in read] == spec.words_of(delta.positions).tolist()
 
 

@@ -13,7 +13,7 @@ from plait.errors import DocumentInvalid, FormatError, LimitExceeded, Unsupporte
 from plait.layout import Layout, TensorSpec
 from plait.limits import FRAME_ELEMENTS_MAX, FRAMES_MAX, SEGMENTS_PER_FRAME_MAX
 from plait.weights import pieces
-from tests.core import reference
+from tests.core import reference_documents
 from tests.core.strategies import covering_cuts, layouts
 
 LAYOUT = Layout.of(
@@ -51,7 +51,7 @@ def test_words_and_pieces_of_a_frame_are_those_of_the_text(
 ) -> None:
     cut = data.draw(covering_cuts(layout))
     for frame, row in zip(cut.frames, cut.to_document()["frames"], strict=True):
-        words = reference.words_of(*row)
+        words = reference_documents.words_of(*row)
         assert frame.words_of(np.arange(frame.items, dtype=np.uint32)).tolist() == words
         offset = 0
         for piece in pieces(frame, layout):
