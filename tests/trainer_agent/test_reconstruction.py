@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import PublishError
+from plait_trainer.boundary_log import near_boundary
+from plait_trainer.inversion import Inversion, Moments, Options, error_offset
 from plait_trainer.reconstruction import ReconstructionDetector
 from tests.trainer_agent.side_by_side import Gradients, SideBySide, parameters
 
@@ -41,6 +43,15 @@ def run(
     return pair
 
 
+@pytest.fixture(params=["compiled", "torch"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to compute: in CPU memory, and on any device."""
+    if request.param == "torch":
+        for module in ("inversion", "boundary_log"):
+            monkeypatch.setattr(f"plait_trainer.{module}.is_compiled", lambda tensor: False)
+
+
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("lr", [0.0, 1e-6, 1e-4, 1e-2])
 def test_adamw_is_taken_back_exactly(way: str, lr: float) -> None:
@@ -225,6 +236,7 @@ def test_any_run_of_steps_and_publishes_is_exact(data: st.DataObject) -> None:
     assert pair.recalled == []
 
 
+@pytest.mark.usefixtures("loops")
 def test_huge_tiny_zero_and_subnormal_weights() -> None:
     extremes = [3e38, -3e38, 6.5e4, 1e-38, 1e-45, -1e-45, 0.0, -0.0, 1e-30, 1.0, 0.00390625]
     values = torch.tensor(extremes).repeat(40)
@@ -328,6 +340,30 @@ def test_the_log_is_small() -> None:
     assert 0 < report.log_entries < tensors["w"].numel() / 2000
     assert report.log_bytes < tensors["w"].numel() * 2 / 500
     assert report.copied_bytes == 0
+
+
+def test_the_compiled_loops_do_what_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(5000) * 0.02 * torch.randn(5000).mul(9).exp()
+    weights[:7] = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-45, 3.4e38])
+    moments = Moments(torch.randn(5000) * 1e-3, torch.rand(5000) * 1e-6)
+    options = Options(1e-4, 0.9, 0.999, 1e-8, 0.1, amsgrad=False, inexact=False)
+    found = []
+    for compiled in (True, False):
+        for module in ("inversion", "boundary_log"):
+            monkeypatch.setattr(f"plait_trainer.{module}.is_compiled", lambda _, c=compiled: c)
+        room = torch.empty(2, 5000)
+        recovered, largest = Inversion.of(options, 3).recover(weights, moments, torch.empty(5000))
+        near = near_boundary(weights, error_offset(options, 3), torch.bfloat16, room)
+        found.append((recovered, largest, near))
+    (recovered, largest, near), (by_torch, largest_by_torch, near_by_torch) = found
+    torch.testing.assert_close(recovered, by_torch, rtol=3e-7, atol=1e-9, equal_nan=True)
+    assert largest == pytest.approx(largest_by_torch, rel=1e-6)
+    assert near.tolist() == near_by_torch.tolist()
+    assert {0, 1, 2, 3, 4} <= set(near.tolist())
+    moments.first[9] = math.nan
+    recovered, largest = Inversion.of(options, 3).recover(weights, moments, torch.empty(5000))
+    assert math.isnan(largest)
 
 
 @pytest.mark.parametrize(

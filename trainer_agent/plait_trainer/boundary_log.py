@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from plait.tensors import bits_of, integer_view
-from plait_trainer.inversion import SLOPE
+from plait_trainer import cpu_loops
+from plait_trainer.inversion import SLOPE, is_compiled
 
 # Positions are kept within blocks of so many items, in two bytes each.
 _BLOCK: Final = 1 << 16
@@ -75,11 +76,11 @@ class LogWriter:
         """Look at the items from `start` on.
 
         Args:
-            weights: float32 [items].
+            weights: float32 [items], contiguous.
             published: the same, rounded to the published dtype.
             room: float32 [2, items], overwritten.
         """
-        near = near_boundary(weights, self.offset, published.dtype, room).nonzero().view(-1)
+        near = near_boundary(weights, self.offset, published.dtype, room)
         if near.numel():
             self._positions.append(near.cpu().numpy() + start)
             self._bits.append(bits_of(published[near].cpu()))
@@ -98,21 +99,28 @@ class LogWriter:
 def near_boundary(
     weights: torch.Tensor, offset: float, dtype: torch.dtype, room: torch.Tensor
 ) -> torch.Tensor:
-    """Which weights aren't published as one and the same bits throughout their error interval.
+    """Positions of the weights that aren't published as one and the same bits throughout their
+    error interval, increasing.
 
     Where an end of the interval isn't finite, as published, nothing is known either.
 
     Args:
-        weights: float32 [items].
+        weights: float32 [items], contiguous.
         dtype: a floating-point one, published.
         room: float32 [2, items], overwritten.
     Returns:
-        bool [items].
+        int64 [found].
     """
+    if is_compiled(weights) and dtype == torch.bfloat16:
+        return torch.from_numpy(
+            cpu_loops.near_bf16_boundary(
+                weights.numpy(), np.float32(SLOPE), np.float32(offset), room.numpy()
+            )
+        )
     error, end = room[0, : weights.numel()], room[1, : weights.numel()]
     torch.abs(weights, out=error).mul_(SLOPE).add_(offset)
     low = torch.sub(weights, error, out=end).to(dtype)
     high = torch.add(weights, error, out=end).to(dtype)
     near = integer_view(low) != integer_view(high)
     # Both ends may be the same infinity, or NaN: x - x is 0 for finite numbers only.
-    return near.logical_or_(low.sub_(low) != 0)
+    return near.logical_or_(low.sub_(low) != 0).nonzero().view(-1)

@@ -1,8 +1,8 @@
 """AdamW's update, taken back: the weights before a step from those after it and the moments.
 
 The recovered weight is not quite the true one, and how far it can be off is bounded here: by
-`slope · |w| + offset`, derived in docs/reconstruction.md. Everything is float32 arithmetic in torch
-on runs of elements, the same on every device.
+`slope · |w| + offset`, derived in docs/reconstruction.md. Everything is float32 arithmetic on runs
+of elements: in torch on every device, in compiled loops of the same operations in CPU memory.
 """
 
 import math
@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
+
+from plait_trainer import cpu_loops
 
 # Unit roundoff of float32, and its smallest normal number: what flushing to zero can lose.
 EPSILON: Final = 2.0**-24
@@ -173,18 +176,28 @@ class Inversion:
         """The weights before the step, within the error bound if the updates are within theirs.
 
         Args:
-            weights: a run of them after the step, float32 [items].
-            moments: of the same run.
+            weights: a run of them after the step, float32 [items], contiguous.
+            moments: of the same run, likewise.
             out: float32 [items], overwritten.
         Returns:
             `out`, and the size of the largest update: NaN if one is.
         """
+        if is_compiled(out):
+            size = cpu_loops.recover(
+                weights.numpy(), moments.first.numpy(), moments.second.numpy(),
+                *map(np.float32, (1 / self.root, self.eps, self.step_size, 1 / self.decay)),
+                out.numpy(),
+            )  # fmt: skip
+            return out, float(np.uint32(size).view(np.float32)) * abs(self.step_size)
         torch.sqrt(moments.second, out=out)
-        out.div_(self.root).add_(self.eps)
+        out.mul_(1 / self.root).add_(self.eps)
         torch.div(moments.first, out, out=out)
         low, high = torch.aminmax(out)
         largest = max(-float(low), float(high)) * abs(self.step_size)
-        torch.add(weights, out, alpha=self.step_size, out=out)
-        if self.decay != 1:
-            out.div_(self.decay)
+        torch.add(weights, out, alpha=self.step_size, out=out).mul_(1 / self.decay)
         return out, largest
+
+
+def is_compiled(tensor: torch.Tensor) -> bool:
+    """Whether compiled loops do what torch does elsewhere."""
+    return tensor.is_cpu

@@ -17,8 +17,7 @@ from plait_trainer.inversion import Inversion, Moments, Options
 from plait_trainer.live import LiveTensor, run_of
 from plait_trainer.optimized import Place
 
-# Items worked on at once. On a CPU few enough for the caches, and for torch to stay on one thread,
-# which tiny pieces of work don't repay; on a device enough to fill it.
+# Items worked on at once: on a CPU few enough for its caches, on a device enough to fill it.
 _CPU_ITEMS: Final = 1 << 14
 _DEVICE_ITEMS: Final = 1 << 22
 
@@ -139,12 +138,12 @@ class Pass:
     ) -> None:
         place, items = self.place, stop - start
         assert place is not None
-        weights = run_of(place.view, start, stop)
+        weights = run_of(place.view, start, stop).contiguous()
         published = weights.to(place.dtype)
         new[:items] = bits_of(published.cpu().contiguous())
         if self.inversion is not None and self.moments is not None:
             first, second = self.moments.first, self.moments.second
-            run = Moments(run_of(first, start, stop), run_of(second, start, stop))
+            run = Moments(*(run_of(m, start, stop).contiguous() for m in (first, second)))
             recovered, largest = self.inversion.recover(weights, run, scratch[2, :items])
             old[:items] = bits_of(recovered.to(place.dtype).cpu())
             if not largest <= self.inversion.update_bound:  # nor is NaN
