@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, TextIO
+from typing import Any, BinaryIO, Final, Literal
 
 from plait.errors import (
     BaseMismatch,
@@ -36,11 +36,19 @@ from plait.weights import fingerprint_weights
 from plait.wire import HeldState
 from plait_client import journal
 from plait_client.checkpoint import INDEX, STATE_FOLDER, SUFFIX, CheckpointFolder
-from plait_client.disk import TEMPORARY_PREFIX, disk_errors, sync_folder, write_atomically
+from plait_client.disk import (
+    TEMPORARY_PREFIX,
+    disk_errors,
+    read_regular,
+    remove_any,
+    sync_folder,
+    write_atomically,
+)
 from plait_client.failpoints import failpoint
 
 STATE_FORMAT: Final = "plait-checkout/1"
 _BUILDING: Final = "building-"
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +99,9 @@ class CheckoutState:
         return json.dumps({"format": STATE_FORMAT} | asdict(self), indent=2).encode()
 
     @classmethod
-    def parse(cls, data: bytes, path: Path) -> "CheckoutState":
+    def parse(cls, data: bytes | None, path: Path) -> "CheckoutState":
         try:
-            row: dict[str, Any] = json.loads(data)
+            row: dict[str, Any] = json.loads(data or b"")
             if row["format"] != STATE_FORMAT:
                 raise ValueError(f"format {row['format']!r}")
             state = cls(
@@ -105,7 +113,7 @@ class CheckoutState:
             )
             state._check()
             return state
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointInvalid(
                 f"{path} isn't a checkout's state: {error!r}",
                 remedy="check out with --rebuild to make the folder anew",
@@ -113,13 +121,14 @@ class CheckoutState:
 
     def _check(self) -> None:
         """Names become paths that are written and removed. Raises ValueError, TypeError."""
+        _ = self.version.state  # a wire document, which looks at its fields
         if self.phase not in ("whole", "placing"):
             raise ValueError(f"phase {self.phase!r}")
         if self.phase == "placing" and not re.fullmatch(_BUILDING + "[0-9a-f]+", self.building):
             raise ValueError(f"building {self.building!r}")
         for name in (*self.leaving, *(stamp.name for stamp in self.files)):
             path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or not path.parts:
+            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
                 raise ValueError(f"a file's name {name!r}")
 
 
@@ -141,7 +150,7 @@ class CheckoutFolder:
         path = self.inner / "state.json"
         with disk_errors(f"read {path}"):
             try:
-                return CheckoutState.parse(path.read_bytes(), path)
+                return CheckoutState.parse(read_regular(path), path)
             except FileNotFoundError:
                 return None
 
@@ -172,7 +181,7 @@ class CheckoutFolder:
             self._remove_litter(state)
             # First: where both are there, new files replace a move that couldn't be finished.
             if state is not None and state.phase == "placing":
-                self._finish_placing(state)
+                self._finish_placing(state, reread=True)
                 return True
             if self.journal.exists():
                 self.finish_move(reread=True)
@@ -194,7 +203,9 @@ class CheckoutFolder:
         weights = CheckpointFolder(self.path)
         if weights.layout.digest != version.layout_digest:
             raise self._changed(version, f"layout {weights.layout.digest}", version.layout_digest)
-        if any(stamp != _stamp(self.path, stamp.name) for stamp in state.files):
+        with disk_errors(f"look at {self.path}"):
+            untouched = all(stamp == _stamp(self.path, stamp.name) for stamp in state.files)
+        if not untouched:
             found = str(fingerprint_weights(weights))
             if found != version.fingerprint:
                 raise self._changed(version, f"fingerprint {found}", version.fingerprint)
@@ -237,18 +248,24 @@ class CheckoutFolder:
             journal.replay(self.journal, weights)
             weights.flush()
             failpoint("move.flushed")
-            if reread and (found := str(fingerprint_weights(weights))) != version.fingerprint:
-                raise FingerprintMismatch(
-                    f"{self.path} was changed in the middle of a move: it has fingerprint {found}, "
-                    f"version {version.seq} has {version.fingerprint}",
-                    remedy="check out with --rebuild",
-                    expected=version.fingerprint,
-                    found=found,
-                )
+            if reread:
+                self._prove(weights, version)
             self.stamp(version)
             failpoint("move.stamped")
             self.journal.unlink()
             sync_folder(self.inner)
+
+    def _prove(self, weights: CheckpointFolder, version: HeldVersion) -> None:
+        """Read every weight. Raises FingerprintMismatch."""
+        found = str(fingerprint_weights(weights))
+        if found != version.fingerprint:
+            raise FingerprintMismatch(
+                f"{self.path} was changed in the middle of a move: it has fingerprint {found}, "
+                f"version {version.seq} has {version.fingerprint}",
+                remedy="check out with --rebuild",
+                expected=version.fingerprint,
+                found=found,
+            )
 
     def start_building(self) -> Path:
         """An empty folder for new files, on the same disk."""
@@ -298,7 +315,8 @@ class CheckoutFolder:
             path.unlink(missing_ok=True)
         for path in self.inner.glob(f"{_BUILDING}*"):
             if state is None or path.name != state.building:
-                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):
+                    remove_any(path)
 
     def present(self) -> set[str]:
         """What plait wrote, and all weights: any that stayed would join the new ones."""
@@ -310,11 +328,15 @@ class CheckoutFolder:
             return weights
         return weights | ({stamp.name for stamp in state.files} if state else set())
 
-    def _finish_placing(self, state: CheckoutState) -> None:
+    def _finish_placing(self, state: CheckoutState, *, reread: bool = False) -> None:
         """Move on where placing stopped; no file that isn't one of the new ones stays for one.
+
+        Args:
+            reread: prove every weight before the folder is called whole.
 
         Raises:
             CheckpointInvalid: a new file is neither in its place nor on its way there.
+            FingerprintMismatch: somebody changed the new files; the folder stays torn.
         """
         self.journal.unlink(missing_ok=True)
         # Old files go first: one may have the name of a folder that a new one needs.
@@ -335,9 +357,11 @@ class CheckoutFolder:
             folders.update(p for p in target.parents if p.is_relative_to(self.path))
         for folder in folders:
             sync_folder(folder)
+        if reread:
+            self._prove(CheckpointFolder(self.path), state.version)
         self._write_whole(state.version, {stamp.name for stamp in state.files})
         failpoint("placing.done")
-        shutil.rmtree(self.inner / state.building, ignore_errors=True)
+        self._remove_litter(None)
 
     def _remove(self, name: str) -> None:
         """An old file, and the folders that it leaves empty."""
@@ -397,14 +421,16 @@ def _locked(path: Path) -> Iterator[None]:
         file.close()
 
 
-def _open_lock(path: Path) -> TextIO:
+def _open_lock(path: Path) -> BinaryIO:
     while True:
         # A failed first checkout removes its lock and its folder, perhaps just now.
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            file = path.open("a")
+            # Never through a link: one that leads nowhere would look removed for ever.
+            descriptor = os.open(path, _LOCK_FLAGS, 0o666)
         except FileNotFoundError:
             continue
+        file = os.fdopen(descriptor, "rb")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file.fileno()).st_nlink:

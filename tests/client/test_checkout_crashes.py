@@ -1,17 +1,19 @@
 """Checkouts killed with SIGKILL at every step: the next run repairs the folder."""
 
+import json
 import os
 import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from plait.errors import BaseMismatch, CheckpointInvalid, NoSpace
+from plait.errors import BaseMismatch, CheckpointInvalid, NoSpace, StoreError
 from plait_client import checkout_folder
 from plait_client.cache import ChunkCache
 from plait_client.checkout import checkout
@@ -265,6 +267,21 @@ def test_a_file_that_somebody_changed_in_the_middle_of_a_move_is_not_believed(
     assert setting.checkout(4, out) is True
 
 
+@pytest.mark.parametrize("point", ["placing.begun", "placing.file"])
+def test_new_files_that_somebody_changed_on_the_way_to_their_places_are_not_believed(
+    setting: Setting, tmp_path: Path, point: str
+) -> None:
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+    setting.killed_at(point, setting.line.ref(1), out, "--rebuild")
+    on_their_way = list(out.glob(".plait/building-*/model.safetensors"))
+    weights = on_their_way[0] if on_their_way else out / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert setting.checkout(1, out) is True
+
+
 def test_what_killed_runs_left_lying_is_cleared_away(setting: Setting, tmp_path: Path) -> None:
     out = tmp_path / "out"
     setting.checkout(3, out)
@@ -310,3 +327,66 @@ def test_an_old_file_may_have_the_name_of_a_new_folder(setting: Setting, tmp_pat
         mine = out / "extra"
         assert mine.is_dir() == (folder / "extra").is_dir()
         assert {p.name for p in mine.rglob("*")} == {p.name for p in (folder / "extra").rglob("*")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["version"].update(fingerprint="g" * 32),
+        lambda state: state["version"].update(layout_digest=3),
+        lambda state: state["files"][0].update(name="a\0b"),
+        lambda state: state.update(leaving=[["a"]]),
+    ],
+)
+def test_a_damaged_state_file_is_a_typed_error_and_rebuilt(
+    setting: Setting, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+    path = out / ".plait/state.json"
+    state = json.loads(path.read_bytes())
+    change(state)
+    path.write_text(json.dumps(state))
+    with pytest.raises(CheckpointInvalid, match="isn't a checkout's state"):
+        setting.checkout(4, out)
+    setting.checkout(4, out, rebuild=True)
+
+
+def test_a_pipe_where_a_file_of_the_folder_belongs_blocks_nobody(
+    setting: Setting, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+    state = out / ".plait/state.json"
+    state.unlink()
+    os.mkfifo(state)
+    with pytest.raises(CheckpointInvalid, match="isn't a checkout's state"):
+        setting.checkout(4, out)
+    setting.checkout(3, out, rebuild=True)
+    setting.killed_at("journal.scattered", setting.line.ref(4), out)
+    journal = out / ".plait/journal"
+    journal.unlink()
+    os.mkfifo(journal)
+    setting.checkout(4, out)
+
+
+def test_a_lock_that_is_a_link_to_nowhere_is_refused(setting: Setting, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+    lock = out / ".plait/lock"
+    lock.unlink()
+    lock.symlink_to("nowhere")
+    with pytest.raises(StoreError, match="lock"):
+        setting.checkout(4, out)
+
+
+def test_a_side_file_that_became_a_circle_of_links_is_an_error_of_ours(
+    setting: Setting, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+    config = out / "config.json"
+    config.unlink()
+    config.symlink_to(config.name)
+    with pytest.raises(StoreError, match=r"config\.json"):
+        setting.checkout(4, out)
