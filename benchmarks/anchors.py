@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.report import Section
 from benchmarks.timing import cpu_seconds
 from plait.codec import decode_dense, encode_dense
-from plait.cut import plain_cut
+from plait.grain import grain_cut
 from plait.layout import Layout, TensorSpec
 from plait.weights import UNSIGNED, ArrayWeights
 from plait_client.checkpoint import CheckpointFolder
@@ -19,6 +19,8 @@ from plait_demo.model import base_model
 
 _CACHE: Final = Path(__file__).parent.parent / ".cache" / "plait-demo"
 _ITEMS: Final = 16 << 20
+_GRAIN: Final = 8
+_COLUMNS: Final = 2048
 
 
 def anchors_section() -> Section:
@@ -40,11 +42,15 @@ def anchors_section() -> Section:
         "I64": torch.arange(_ITEMS // 4),
     }
     rows = [_row(dtype, _bits(tensor)) for dtype, tensor in tensors.items()]
+    rows += [
+        _row(dtype, _bits(tensors[dtype]), grain=_GRAIN) for dtype in ("BF16", "F32", "F8_E4M3")
+    ]
     return Section(
         "Anchors",
         f"Dense frames of {_ITEMS:,} of SmolLM2's weights, converted; processor time of one "
         "thread, fingerprint included. Order 0: the entropy of an item's exponent, or of the whole "
-        "item of one byte, with all other bits free to be anything.",
+        "item of one byte, with all other bits free to be anything. Along a grain of "
+        f"{_GRAIN}: as matrices of {_COLUMNS:,} columns, which are dealt out.",
         ["dtype", "stored / raw", "order 0", "encode GB/s", "decode GB/s",
          "encode / memcpy", "decode / memcpy"],
         rows,
@@ -56,10 +62,11 @@ def _bits(tensor: torch.Tensor) -> NDArray[Any]:
     return tensor.view(torch.uint8).numpy().view(size)
 
 
-def _row(dtype: str, bits: NDArray[Any]) -> list[str]:
-    layout = Layout.of([TensorSpec("w", dtype, (bits.size,))])
-    weights = ArrayWeights(layout, {"w": bits})
-    frames = plain_cut(layout, for_anchor=True).frames
+def _row(dtype: str, bits: NDArray[Any], *, grain: int = 1) -> list[str]:
+    name = "m.down_proj.weight"
+    layout = Layout.of([TensorSpec(name, dtype, (bits.size // _COLUMNS, _COLUMNS))])
+    weights = ArrayWeights(layout, {name: bits})
+    frames = grain_cut(layout, grain=grain, for_anchor=True).cut.frames
     encoded = [encode_dense(n, frame, weights) for n, frame in enumerate(frames)]
     pairs = list(zip(encoded, frames, strict=True))
     numbered = [(n, frame, weights) for n, frame in enumerate(frames)]
@@ -68,7 +75,7 @@ def _row(dtype: str, bits: NDArray[Any]) -> list[str]:
     encoding = cpu_seconds(lambda: _one_by_one(encode_dense, numbered))
     decoding = cpu_seconds(lambda: _one_by_one(decode_dense, pairs))
     return [
-        dtype,
+        dtype if grain == 1 else f"{dtype}, grain {grain}",
         f"{sum(frame.stored_size for frame in encoded) / bits.nbytes:.3f}",
         f"{_order_0(dtype, bits):.3f}",
         f"{bits.nbytes / encoding / 1e9:.2f}",

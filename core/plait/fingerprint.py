@@ -27,6 +27,9 @@ SEED_1: Final = np.uint64(0xC2B2AE3D27D4EB4F)
 # Full passes run in slices, so that Ctrl-C and other threads get a turn.
 _SLICE_ITEMS: Final = 1 << 24
 
+# Finding the stretches of a run takes as long as summing so many of its words one by one.
+_SHORT_RUN: Final = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
@@ -75,6 +78,24 @@ def fingerprint_run(bits: NDArray[Any], first_word: int) -> Fingerprint:
         word = first_word + start * words_per_item(bits.itemsize)
         total += Fingerprint(*map(int, _sum_run(_as_words(part), word)))
     return total
+
+
+def fingerprint_strided(
+    bits: NDArray[Any], first_word: int, *, run: int, stride: int
+) -> Fingerprint:
+    """Fingerprint of runs of `run` consecutive items each, their starts `stride` words apart.
+
+    Args:
+        bits: 1-d contiguous uint8, uint16, uint32 or uint64: the runs, one behind the other.
+        first_word: canonical index of the first run's first word.
+    Raises:
+        UsageError: they aren't whole runs.
+    """
+    if run < 1 or bits.size % run:
+        raise UsageError(f"{bits.size} items; expected whole runs of {run}")
+    words = _as_words(bits)
+    run_words = run * words_per_item(bits.itemsize)
+    return Fingerprint(*map(int, _sum_runs(words, first_word, run_words, stride)))
 
 
 def fingerprint_at(words: NDArray[np.int64], bits: NDArray[Any]) -> Fingerprint:
@@ -179,6 +200,25 @@ def _sum_stretch(values: Any, key0: Any, high0: Any, high1: Any) -> Any:
         key0 += np.uint64(1 << 16)
         lane0 += _fmix64_rest(a ^ high0)
         lane1 += _mix13_rest(b ^ high1)
+    return lane0, lane1
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _sum_runs(values: Any, first_word: Any, run_words: Any, stride: Any) -> Any:
+    lane0 = np.uint64(0)
+    lane1 = np.uint64(0)
+    for number in range(values.size // run_words):
+        part = values[number * run_words : (number + 1) * run_words]
+        word = np.uint64(first_word + number * stride)
+        if run_words < _SHORT_RUN:
+            for i in range(run_words):
+                key = ((word + np.uint64(i)) << np.uint64(16)) | np.uint64(part[i])
+                lane0 += fmix64(key + SEED_0)
+                lane1 += mix13(key + SEED_1)
+        else:
+            sums = _sum_run(part, word)
+            lane0 += sums[0]
+            lane1 += sums[1]
     return lane0, lane1
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from plait import workers
 from plait.cut import FrameSpec, Segment
 from plait.errors import DocumentInvalid, LayoutChanged, UsageError
-from plait.fingerprint import ZERO, Fingerprint, fingerprint_at, fingerprint_run
+from plait.fingerprint import ZERO, Fingerprint, fingerprint_run, fingerprint_strided
 from plait.layout import Layout, TensorSpec, words_per_item
 
 UNSIGNED: Final[Mapping[int, "np.dtype[Any]"]] = {
@@ -211,13 +211,14 @@ def scatter(frame: FrameSpec, weights: Weights, items: NDArray[Any]) -> None:
 def fingerprint_items(frame: FrameSpec, items: NDArray[Any]) -> Fingerprint:
     """Fingerprint of a frame's gathered items [frame.items] at the words where they belong."""
     total = ZERO
-    width = words_per_item(frame.item_bytes)
     for segment, offset in zip(frame.segments, frame.offsets, strict=False):
         part = items[offset : offset + segment.items]
         if segment.repeats == 1:
             total += fingerprint_run(part, segment.first_word)
         else:
-            total += fingerprint_at(segment.words(width), part)
+            total += fingerprint_strided(
+                part, segment.first_word, run=segment.run, stride=segment.stride
+            )
     return total
 
 

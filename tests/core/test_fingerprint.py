@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.errors import DocumentInvalid, UsageError
-from plait.fingerprint import ZERO, Fingerprint, fingerprint_at, fingerprint_run
+from plait.fingerprint import (
+    ZERO,
+    Fingerprint,
+    fingerprint_at,
+    fingerprint_run,
+    fingerprint_strided,
+)
 from plait.layout import Layout, TensorSpec, words_per_item
 from plait.weights import ArrayWeights, fingerprint_weights
 from tests.core import reference
@@ -62,6 +68,12 @@ def test_every_single_bit_and_every_place_counts() -> None:
 def test_every_scattered_item_has_its_word() -> None:
     with pytest.raises(UsageError, match="expected one for each"):
         fingerprint_at(np.arange(3), np.zeros(2, np.uint32))
+
+
+def test_strided_items_are_whole_runs() -> None:
+    for run in (0, 2, 4):
+        with pytest.raises(UsageError, match="whole runs"):
+            fingerprint_strided(np.zeros(3, np.uint16), 0, run=run, stride=9)
 
 
 def test_eight_bit_items_are_zero_extended_words() -> None:

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plait.fingerprint import SEED_0, SEED_1, Fingerprint, fingerprint_run
+from plait.fingerprint import (
+    SEED_0,
+    SEED_1,
+    ZERO,
+    Fingerprint,
+    fingerprint_run,
+    fingerprint_strided,
+)
 from plait.layout import words_per_item
 from plait.weights import UNSIGNED
 from tests.core.strategies import seeds
@@ -116,3 +123,22 @@ def test_any_run_near_any_border_follows_the_definition(
     bits = random.integers(*values, items * size, np.uint8).view(UNSIGNED[size])
     first = max(0, word - before)
     assert fingerprint_run(bits, first) == plain(bits, first)
+
+
+@given(
+    st.sampled_from(list(UNSIGNED)),
+    seeds,
+    st.one_of(st.sampled_from([*BORDERS, *WRAPS]).map(lambda b: b[1]), st.integers(0, 1 << 47)),
+    st.integers(1, 4) | st.integers(15, 70),
+    st.integers(0, 5),
+    st.integers(0, 40) | st.just(1 << 14),
+)
+def test_strided_runs_follow_the_definition(
+    size: int, seed: int, word: int, run: int, repeats: int, apart: int
+) -> None:
+    stride = run * words_per_item(size) + apart
+    first = max(0, word - 2 * stride)
+    bits = np.random.default_rng(seed).integers(0, 256, repeats * run * size, np.uint8)
+    items = bits.view(UNSIGNED[size])
+    runs = [plain(part, first + n * stride) for n, part in enumerate(items.reshape(repeats, run))]
+    assert fingerprint_strided(items, first, run=run, stride=stride) == sum(runs, ZERO)

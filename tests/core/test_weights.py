@@ -1,5 +1,7 @@
 """Weights as bits, whatever arrays they come in."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -163,3 +165,14 @@ def test_bits_may_begin_at_any_byte_of_a_mapped_file(dtype: str, item_bytes: int
     assert codec.encode_dense(0, frame, odd) == codec.encode_dense(0, frame, aligned)
     codec.apply(frame, odd, delta)
     assert equal_bits(odd, new)
+
+
+def test_a_block_of_columns_is_fingerprinted_without_a_word_of_memory_for_each_item() -> None:
+    frame = FrameSpec(2, (Segment(5, 64, 512, 1 << 13),))
+    items = np.arange(frame.items).astype(np.uint16)
+    fingerprint_items(frame, items)  # compiled
+    tracemalloc.start()
+    fingerprint_items(frame, items)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < items.nbytes / 8
