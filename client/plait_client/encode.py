@@ -2,8 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from typing import Final
+from concurrent.futures import Future, wait
 
 from plait.codec.algebra import detect
 from plait.codec.frames import EncodedFrame, encode_delta, encode_dense
@@ -11,14 +10,16 @@ from plait.codec.sweep import detect_frames, rounds
 from plait.cut import Cut
 from plait.fingerprint import ZERO, Fingerprint
 from plait.weights import Weights
-from plait.workers import Workers
+from plait.workers import shared
 from plait_client.progress import Progress
-
-_AHEAD_PER_WORKER: Final = 2  # encoded frames, or rounds' shares, that wait for the upload
 
 
 class FrameEncoder:
     """Encodes the frames of a cut and adds up what they are.
+
+    Args:
+        workers: that a round of frames is divided among. One frame, or share of a round, more is
+            in work or waits for the upload at a time: memory goes with it.
 
     Attributes:
         changed_elements, changed_bytes: of the frames handed on.
@@ -67,17 +68,17 @@ class FrameEncoder:
         self, groups: list[range], encode: Callable[[range], list[EncodedFrame]]
     ) -> Iterator[EncodedFrame]:
         waiting: deque[tuple[range, Future[list[EncodedFrame]]]] = deque()
-        with Workers(self._workers) as pool:
-            try:
-                for numbers in groups:
-                    waiting.append((numbers, pool.submit(encode, numbers)))
-                    if len(waiting) > self._workers * _AHEAD_PER_WORKER:
-                        yield from self._next(*waiting.popleft())
-                while waiting:
+        pool = shared()
+        try:
+            for numbers in groups:
+                waiting.append((numbers, pool.submit(encode, numbers)))
+                if len(waiting) > self._workers:
                     yield from self._next(*waiting.popleft())
-            finally:
-                for _, future in waiting:
-                    future.cancel()
+            while waiting:
+                yield from self._next(*waiting.popleft())
+        finally:
+            # Whoever stops early may drop the weights: nothing may still be reading them.
+            wait([future for _, future in waiting if not future.cancel()])
 
     def _next(self, numbers: range, future: Future[list[EncodedFrame]]) -> Iterator[EncodedFrame]:
         found = future.result()

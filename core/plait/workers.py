@@ -3,8 +3,7 @@
 A frame takes milliseconds. Threads that work so shortly are often left on the CPU that woke them,
 where two take turns and gain nothing: schedulers spread load that lasts. So each worker pins
 itself, once, as it starts, to one CPU of the process's own affinity mask, which a cpuset (a
-container's, a launcher's, taskset's) has narrowed already and which is never widened.
-Decision 6
+container's, a launcher's, taskset's) has narrowed already and which is never widened. Decision 6
 has the measurements.
 
 A pin is only as good as its neighbours, therefore:
@@ -62,7 +61,8 @@ class Workers:
         self.size = len(cpus) if count is None else count
         if self.size < 1:
             raise UsageError(f"{self.size} workers; expected at least 1")
-        places = _places(cpus) if pinned and len(cpus) > 1 else None
+        # A single one takes turns with nobody.
+        places = _places(cpus) if pinned and min(len(cpus), self.size) > 1 else None
         self._pool = ThreadPoolExecutor(self.size, "plait-worker", _begin, (places,))
 
     def map(

@@ -70,6 +70,11 @@ def test_workers_may_be_left_unpinned() -> None:
         assert masks_of(pool) == [set(CPUS)] * 2
 
 
+def test_a_single_worker_is_left_unpinned() -> None:
+    with Workers(1) as pool:
+        assert pool.submit(os.sched_getaffinity, 0).result(timeout=120) == set(CPUS)
+
+
 def test_a_pin_reaches_neither_the_caller_nor_what_others_start(four: Workers) -> None:
     masks_of(four)
     assert os.sched_getaffinity(0) == set(CPUS)
