@@ -18,7 +18,6 @@ from tests.core.reference_documents import (
     FINGERPRINT,
     Frame,
     Refused,
-    add_fingerprints,
     canonical,
     covers,
     digest_of,
@@ -32,6 +31,7 @@ from tests.core.reference_documents import (
     read_layout,
     words_of,
 )
+from tests.core.reference_documents import add_fingerprints as add_fingerprints
 
 ZERO = "0" * 32
 XXH3 = re.compile(r"[0-9a-f]{16}")

@@ -182,6 +182,22 @@ def test_another_format_or_an_unknown_feature_is_refused_as_such() -> None:
             canonical.parse(data, expected_format=FORMAT)
 
 
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b'{"a":1,"a":1}', "twice"),
+        (b"9007199254740992", "beyond 2"),
+        (b"-9007199254740992", "beyond 2"),
+        (b"1" * 18, "beyond 2"),
+        (b"1e999", "out of range"),
+        (b"NaN", "not JSON"),
+    ],
+)
+def test_values_that_are_no_documents_are_read_by_the_same_rules(data: bytes, why: str) -> None:
+    with pytest.raises(DocumentInvalid, match=why):
+        canonical.read(data)
+
+
 def test_a_document_beyond_the_limit_isn_t_parsed() -> None:
     with pytest.raises(LimitExceeded):
         canonical.parse(b" " * (DOCUMENT_BYTES_MAX + 1), expected_format=FORMAT)

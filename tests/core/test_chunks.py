@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -281,6 +282,52 @@ def test_a_file_that_isn_t_a_chunk_is_refused(name: str) -> None:
     data, error = BROKEN_FILES[name]
     with pytest.raises(error):
         read_whole(data)
+
+
+def laid_out(rows: list[dict[str, Any]]) -> bytes:
+    """A file of these rows, whose planes are zeros, with tensors and checksums that fit."""
+    header: dict[str, Any] = {}
+    end = 0
+    for row in rows:
+        size = 0
+        for name, _, stored in row["planes"]:
+            place = {"dtype": "U8", "shape": [stored], "data_offsets": [end, end + stored]}
+            header[f"{row['number']:07d}.{name}"] = place
+            end, size = end + stored, size + stored
+        row["xxh3"] = xxhash.xxh3_64_hexdigest(bytes(size))
+    directory = {"format": "plait-chunk/1", "requires": [], "frames": rows}
+    return put_together(header, directory, bytes(end))
+
+
+def zero_row(number: int, *planes: str) -> dict[str, Any]:
+    known = {"mode": "delta", "count": 1, "increment": "0" * 32}
+    return known | {"number": number, "planes": [[name, 1, 1] for name in planes]}
+
+
+def test_frames_are_named_once_and_in_order_whatever_the_tensors() -> None:
+    good = laid_out([zero_row(0, "class", "gap"), zero_row(1, "class", "gap")])
+    assert len(list(read_chunk(good).frames)) == 2
+    for rows in (
+        [zero_row(1, "class", "gap"), zero_row(0, "class", "gap")],
+        [zero_row(0, "class"), zero_row(0, "gap")],
+    ):
+        with pytest.raises(ChunkInvalid, match="frame 0 after frame"):
+            read_chunk(laid_out(rows))
+
+
+def test_a_key_of_the_header_is_named_once_though_the_last_one_be_right() -> None:
+    raw = json.dumps(HEADER)
+    assert list(read_chunk(put_together(raw.encode(), None, PLANES)).frames)
+    twice = '{"__metadata__":{"plait":"x"},' + raw[1:]
+    with pytest.raises(ChunkInvalid, match="twice"):
+        read_chunk(put_together(twice.encode(), None, PLANES))
+
+
+def test_a_plane_isn_t_stored_in_more_bytes_than_it_has() -> None:
+    row = zero_row(0, "class", "gap")
+    row["planes"][1] = ["gap", 1, 2]
+    with pytest.raises(ChunkInvalid, match="impossible plane"):
+        read_chunk(laid_out([row]))
 
 
 @given(st.data())

@@ -60,6 +60,19 @@ def test_words_and_pieces_of_a_frame_are_those_of_the_text(
         assert offset == frame.items
 
 
+def test_a_stride_through_items_has_no_pieces_though_it_ends_at_one() -> None:
+    layout = Layout.of([TensorSpec("w", "F32", (8,))])
+    assert len(pieces(frame_of(4, (0, 1, 4, 3)), layout)) == 1
+    with pytest.raises(DocumentInvalid, match="strides across"):
+        pieces(frame_of(4, (0, 1, 3, 3)), layout)
+
+
+def test_a_frame_made_by_hand_has_no_more_segments_than_one_that_is_read() -> None:
+    segments = (Segment(0, 1, 0, 1),)
+    with pytest.raises(LimitExceeded, match="segments"):
+        FrameSpec(1, segments * (SEGMENTS_PER_FRAME_MAX + 1))
+
+
 @given(layouts(), st.booleans())
 def test_the_plain_cut_covers_every_word(layout: Layout, for_anchor: bool) -> None:
     cut = plain_cut(layout, for_anchor=for_anchor)

@@ -221,6 +221,41 @@ def test_a_dense_frame_is_bounded_in_bytes() -> None:
         encode_dense(0, frame_of(items, 2), weights)
 
 
+def test_a_dense_frame_larger_than_any_is_refused_before_it_is_decoded() -> None:
+    frame = frame_of((4 << 20) + 1, 2)
+    planes = tuple(Plane(name, frame.items, bytes(frame.items)) for name in ("byte0", "byte1"))
+    encoded = EncodedFrame(0, "dense", frame.items, planes, ZERO)
+    with pytest.raises(LimitExceeded, match="dense frame of 4194305 items"):
+        decode_dense(encoded, frame)
+
+
+def test_a_skip_that_leads_to_no_item_is_refused_within_the_frame_too() -> None:
+    """Its 255 items are there: nothing else is wrong with it."""
+    for item_bytes, others in ((2, {"class": b"\0"}), (1, {"byte": b"\1"})):
+        for items, gap in ((700, b"\0\xff"), ((1 << 20) + 5, b"\0\xff")):
+            frame = frame_of(items, item_bytes)
+            mark = struct.pack("<4I", 2, 1, 0, 0)[: 16 if item_bytes == 2 else 8]
+            planes = {"gap": gap, "restart": mark if items > 1 << 20 else b"", **others}
+            encoded = EncodedFrame(3, "delta", 1, (), ZERO)
+            with pytest.raises(ChunkInvalid, match="gap plane doesn't lead to 1 of"):
+                decode_delta(with_planes(encoded, planes), frame)
+
+
+@pytest.mark.parametrize("count", [31, 32, 33, 64])
+@pytest.mark.parametrize("wrong", [(-1, 0), (0, 1)])
+def test_a_mark_behind_the_last_element_names_the_planes_ends(
+    count: int, wrong: tuple[int, int]
+) -> None:
+    """Where the elements fill whole words of classes, no word holds the mark's place."""
+    frame = frame_of((1 << 20) + 5, 2)
+    encoded = encode_delta(0, frame, delta_of(dict.fromkeys(range(count), 5), 2))
+    planes = raw_planes(encoded)
+    assert planes["restart"] == struct.pack("<4I", count, count, count, 0)
+    mark = struct.pack("<4I", count, count, count + wrong[0], wrong[1])
+    with pytest.raises(ChunkInvalid, match="restart"):
+        decode_delta(with_planes(encoded, planes | {"restart": mark}), frame)
+
+
 def test_planes_that_no_frame_has_are_refused() -> None:
     plane = Plane("gap", 1, b"\0")
     for planes in ((Plane("gaps", 1, b"\0"),), (plane, plane), (plane, Plane("class", 1, b"\0"))):

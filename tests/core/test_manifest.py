@@ -129,8 +129,8 @@ def test_long_lists_are_refused_before_their_rows_are_read() -> None:
     for document in (
         anchor_fields(chunks=[0] * (CHUNKS_PER_MANIFEST_MAX + 1)),
         anchor_fields(side_files=[0] * (SIDE_FILES_MAX + 1)),
-        anchor_fields(chunks=[TWO_FRAMES | {"frames": [""] * (FRAMES_MAX + 1)}]),
-        anchor_fields(chunks=[TWO_FRAMES | {"frames": [""] * (FRAMES_MAX // 8)}] * 9),
+        anchor_fields(chunks=[ONE_FRAME | {"frames": [""] * (FRAMES_MAX + 1)}]),
+        anchor_fields(chunks=[ONE_FRAME | {"frames": [""] * (FRAMES_MAX // 8)}] * 9),
     ):
         with pytest.raises(LimitExceeded, match="at most"):
             Manifest.from_document(document)
@@ -138,54 +138,65 @@ def test_long_lists_are_refused_before_their_rows_are_read() -> None:
 
 CONFIG = SideFile("config.json", DIGEST, 7).to_document()
 BELOW = SideFile("config.json/x", DIGEST, 7).to_document()
-TWO_FRAMES = chunk(0, increment=ZERO).to_document()
+ONE_FRAME = chunk(0, increment=ZERO).to_document()
+
+
+def two_chunks() -> dict[str, Any]:
+    """Nothing but one frame in two of them is wrong."""
+    sizes = STATISTICS.to_document() | {"chunk_bytes": 100}
+    return anchor_fields(chunks=[ONE_FRAME, ONE_FRAME], to="0" * 32, statistics=sizes)
 
 
 @pytest.mark.parametrize(
-    ("document", "error"),
+    ("document", "error", "why"),
     [
-        (anchor_fields(kind="snapshot"), DocumentInvalid),
-        (anchor_fields(kind="delta"), DocumentInvalid),
-        (anchor_fields(**{"from": "0" * 32}), DocumentInvalid),
-        (anchor_fields(to=None), DocumentInvalid),
-        (anchor_fields(to="0" * 32), FingerprintMismatch),
-        (anchor_fields(layout="sha256:zz"), DocumentInvalid),
-        (anchor_fields(cut=None), DocumentInvalid),
-        (anchor_fields(cut=5), DocumentInvalid),
-        (anchor_fields(external=True), DocumentInvalid),
-        (anchor_fields(external=0), DocumentInvalid),
-        (anchor_fields(chunks={}), DocumentInvalid),
-        (anchor_fields(chunks=[[]]), DocumentInvalid),
-        (anchor_fields(chunks=[TWO_FRAMES, TWO_FRAMES]), DocumentInvalid),
-        (anchor_fields(side_files=[CONFIG, CONFIG]), DocumentInvalid),
-        (anchor_fields(side_files=[CONFIG, BELOW]), DocumentInvalid),
-        (anchor_fields(statistics={}), DocumentInvalid),
-        (anchor_fields(statistics=NO_CHUNKS.to_document()), DocumentInvalid),
-        (anchor_fields(statistics=STATISTICS.to_document() | {"more": 1}), DocumentInvalid),
-        (anchor_fields(more=1), DocumentInvalid),
-        (anchor_fields(format="plait-manifest/9"), UnsupportedFormat),
-        (anchor_fields(requires=["squash"]), UnsupportedFormat),
-        (chunk_fields(digest="x"), DocumentInvalid),
-        (chunk_fields(size=-1), DocumentInvalid),
-        (chunk_fields(size=1.5), DocumentInvalid),
-        (chunk_fields(size=True), DocumentInvalid),
-        (chunk_fields(size=CHUNK_BYTES_MAX + 1), LimitExceeded),
-        (chunk_fields(slot=-1), DocumentInvalid),
-        (chunk_fields(frames=[]), DocumentInvalid),
-        (chunk_fields(frames=[3, 0]), DocumentInvalid),
-        (chunk_fields(frames=[3, 3]), DocumentInvalid),
-        (chunk_fields(frames=[1 << 20]), LimitExceeded),
-        (chunk_fields(frames=["0"]), DocumentInvalid),
-        (chunk_fields(increment=""), DocumentInvalid),
-        (side_fields(name="../evil"), DocumentInvalid),
-        (side_fields(size=1 << 40), LimitExceeded),
-        (side_fields(digest=None), DocumentInvalid),
+        (anchor_fields(kind="snapshot"), DocumentInvalid, "unknown kind"),
+        (anchor_fields(kind="delta"), DocumentInvalid, "a delta has a base"),
+        (anchor_fields(**{"from": "0" * 32}), DocumentInvalid, "an anchor has none"),
+        (anchor_fields(to=None), DocumentInvalid, "fingerprint"),
+        (anchor_fields(to="0" * 32), FingerprintMismatch, "add up"),
+        (anchor_fields(layout="sha256:zz"), DocumentInvalid, "layout digest"),
+        (anchor_fields(cut=None), DocumentInvalid, "names its cut"),
+        (anchor_fields(cut=5), DocumentInvalid, "cut digest"),
+        (anchor_fields(external=True), DocumentInvalid, "without chunks"),
+        (anchor_fields(external=0), DocumentInvalid, "unknown kind"),
+        (anchor_fields(chunks={}), DocumentInvalid, "must be lists"),
+        (anchor_fields(chunks=[[]]), DocumentInvalid, "chunk must be an object"),
+        (two_chunks(), DocumentInvalid, "two chunks"),
+        (anchor_fields(side_files=[CONFIG, CONFIG]), DocumentInvalid, "two side files"),
+        (anchor_fields(side_files=[CONFIG, BELOW]), DocumentInvalid, "lies in the other"),
+        (anchor_fields(side_files=[BELOW, CONFIG]), DocumentInvalid, "lies in the other"),
+        (anchor_fields(statistics={}), DocumentInvalid, "missing or unknown fields"),
+        (anchor_fields(statistics=NO_CHUNKS.to_document()), DocumentInvalid, "0 bytes of chunks"),
+        (
+            anchor_fields(statistics=STATISTICS.to_document() | {"more": 1}),
+            DocumentInvalid,
+            "unknown fields: more",
+        ),
+        (anchor_fields(more=1), DocumentInvalid, "unknown fields: more"),
+        (anchor_fields(format="plait-manifest/9"), UnsupportedFormat, "plait-manifest/9"),
+        (anchor_fields(requires=["squash"]), UnsupportedFormat, "requires features"),
+        (chunk_fields(digest="x"), DocumentInvalid, "chunk digest"),
+        (chunk_fields(size=-1), DocumentInvalid, "chunk size"),
+        (chunk_fields(size=1.5), DocumentInvalid, "chunk size"),
+        (chunk_fields(size=True), DocumentInvalid, "chunk size"),
+        (chunk_fields(size=CHUNK_BYTES_MAX + 1), LimitExceeded, "chunk size"),
+        (chunk_fields(slot=-1), DocumentInvalid, "chunk slot"),
+        (chunk_fields(frames=[]), DocumentInvalid, "non-empty list"),
+        (chunk_fields(frames=[3, 0]), DocumentInvalid, "must increase"),
+        (chunk_fields(frames=[3, 3]), DocumentInvalid, "must increase"),
+        (chunk_fields(frames=[1 << 20]), LimitExceeded, "frame number"),
+        (chunk_fields(frames=["0"]), DocumentInvalid, "frame number"),
+        (chunk_fields(increment=""), DocumentInvalid, "fingerprint"),
+        (side_fields(name="../evil"), DocumentInvalid, "evil"),
+        (side_fields(size=1 << 40), LimitExceeded, "side file size"),
+        (side_fields(digest=None), DocumentInvalid, "side file digest"),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(
-    document: dict[str, Any], error: type[FormatError]
+    document: dict[str, Any], error: type[FormatError], why: str
 ) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error, match=why):
         Manifest.parse(canonical.serialize(document))
 
 

@@ -281,6 +281,21 @@ def test_what_is_no_chain_is_refused() -> None:
     del cut
 
 
+def test_a_frame_that_the_cut_doesn_t_have_is_refused() -> None:
+    cut, (old, new) = states_of_frames([0, 0], [1, 1])
+    delta = stored(cut, old, new)
+    short = Cut(cut.cut.layout_digest, cut.cut.frames[:1])
+    step = replace(delta.step(), cut=short)
+    with pytest.raises(ChunkInvalid, match="frame 1 of a cut of 1 frames"):
+        list(added_up(short, [step], frames_of([step])))
+
+
+def test_chunks_whose_cut_isn_t_at_hand_don_t_add_up() -> None:
+    cut, (old, new) = states_of_frames([0, 0], [1, 1])
+    with pytest.raises(UsageError, match="different cuts"):
+        Squash([replace(stored(cut, old, new).step(), cut=None)])
+
+
 def test_an_anchors_frame_among_the_deltas_is_refused() -> None:
     layout = decoder()
     weights = random_weights(layout, 5)
