@@ -26,6 +26,7 @@ from plait.codec.planes import Plane
 from plait.errors import (
     ChunkInvalid,
     DigestMismatch,
+    DocumentInvalid,
     FingerprintMismatch,
     LimitExceeded,
     NotFound,
@@ -223,19 +224,12 @@ def _open(view: memoryview) -> tuple[dict[str, Any], memoryview]:
     if len(view) < 8 + length:
         raise ChunkInvalid(f"chunk of {len(view)} bytes ends within its header")
     try:
-        header = json.loads(str(view[8 : 8 + length], "utf-8"), object_pairs_hook=_distinct)
-    except (ValueError, RecursionError) as error:
-        raise ChunkInvalid(f"chunk header is not JSON: {error}") from error
+        header = canonical.read(bytes(view[8 : 8 + length]))
+    except DocumentInvalid as error:
+        raise ChunkInvalid(f"chunk header: {error}") from error
     if not isinstance(header, dict):
         raise ChunkInvalid("chunk header is not a JSON object")
     return header, view[8 + length :]
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("an object names one key twice")
-    return fields
 
 
 def _check_tensors(header: Mapping[str, Any], rows: list[FrameRow], size: int) -> None:
@@ -252,8 +246,13 @@ def _check_tensors(header: Mapping[str, Any], rows: list[FrameRow], size: int) -
             }
             end += stored
     tensors = {key: value for key, value in header.items() if key != "__metadata__"}
-    if tensors != expected:
-        odd = sorted(key for key in tensors | expected if tensors.get(key) != expected.get(key))
+    # As text: to Python, 5.0 and 5 are equal, and so are False and 0.
+    found, wanted = (
+        {key: json.dumps(value, sort_keys=True) for key, value in named.items()}
+        for named in (tensors, expected)
+    )
+    if found != wanted:
+        odd = sorted(key for key in found | wanted if found.get(key) != wanted.get(key))
         raise ChunkInvalid(f"tensors and directory of the chunk disagree: {', '.join(odd[:4])}")
     if end != size:
         raise ChunkInvalid(f"chunk holds {size} bytes of planes, its directory {end}")

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from plait import canonical
 from plait.codec.frames import MODES, EncodedFrame, Mode
-from plait.errors import ChunkInvalid, DocumentInvalid
+from plait.errors import ChunkInvalid, DocumentInvalid, LimitExceeded
 from plait.fingerprint import Fingerprint
+from plait.limits import FRAME_ELEMENTS_MAX, FRAMES_MAX
 
 FORMAT: Final = "plait-chunk/1"
 METADATA_KEY: Final = "plait"
@@ -64,12 +65,15 @@ def parse_directory(header: Mapping[str, Any]) -> list[FrameRow]:
 
     Raises:
         ChunkInvalid: the header holds no directory, or a broken one.
+        LimitExceeded: a number or a count beyond limits.py.
         UnsupportedFormat: of another release.
     """
     metadata = header.get("__metadata__")
-    text = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
+    if not isinstance(metadata, dict) or set(metadata) != {METADATA_KEY}:
+        raise ChunkInvalid(f"a chunk's metadata holds {METADATA_KEY!r}, its directory, alone")
+    text = metadata[METADATA_KEY]
     if not isinstance(text, str):
-        raise ChunkInvalid("a safetensors file without plait's directory in its metadata")
+        raise ChunkInvalid(f"a chunk's directory is a string, got {type(text).__name__}")
     try:
         directory = canonical.parse(text, expected_format=FORMAT)
         frames = directory["frames"]
@@ -98,11 +102,19 @@ def _parse_row(row: object, start: int) -> FrameRow:
     number, mode, count, planes = row["number"], row["mode"], row["count"], row["planes"]
     if type(number) is not int or type(count) is not int or number < 0 or count < 1:
         raise DocumentInvalid(f"impossible frame {number!r:.40} of {count!r:.40} elements")
+    if number >= FRAMES_MAX or count > FRAME_ELEMENTS_MAX:
+        raise LimitExceeded(
+            f"frame {number} of {count} elements; at most number {FRAMES_MAX - 1} and "
+            f"{FRAME_ELEMENTS_MAX} elements"
+        )
     if mode not in MODES:
         raise DocumentInvalid(f"frame {number} has the unknown mode {mode!r:.40}")
     if not isinstance(planes, list) or not isinstance(row["xxh3"], str):
         raise DocumentInvalid(f"frame {number}: 'planes' is a list and 'xxh3' a string")
     sizes = tuple(_parse_plane(plane, number) for plane in planes)
+    names = [name for name, _, _ in sizes]
+    if names != sorted(set(names)):
+        raise DocumentInvalid(f"frame {number}: planes are sorted and named once: {names[:16]}")
     end = start + sum(size for _, _, size in sizes)
     increment = Fingerprint.parse(row["increment"])
     return FrameRow(number, mode, count, sizes, row["xxh3"], increment, start, end)
