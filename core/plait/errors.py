@@ -38,6 +38,7 @@
     │   ├── MapUnproven          canonical words can't be mapped to its parameters
     │   └── ReplicaUnproven      the replica's weights are not proven: not to be served
     ├── PublishError             the trainer's weights can't be published as they stand
+    │   ├── PeerLost             another process of a sharded trainer is gone
     │   └── PublisherClosed      after `close`
     ├── UsageError               the caller's words are off
     └── NotInstalledError        names the extra to install
@@ -264,6 +265,10 @@ class ReplicaUnproven(EngineError):
 
 class PublishError(PlaitError):
     code = "publish_failed"
+
+
+class PeerLost(PublishError):
+    code = "peer_lost"
 
 
 class PublisherClosed(PublishError):

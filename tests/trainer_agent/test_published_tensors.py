@@ -8,11 +8,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from plait.cut import Cut
 from plait.errors import LayoutInvalid, PublishError, UsageError
+from plait.grain import SlottedCut
 from plait.layout import TensorSpec
 from plait_trainer.dtypes import DtypeRule
-from plait_trainer.live import LiveTensor, TensorView, fingerprint_live, layout_of
+from plait_trainer.live import LiveTensor, TensorView, layout_of
 from plait_trainer.naming import canonical_names
+from plait_trainer.share import Share, fingerprint_live
 from plait_trainer.sources import MappingSource, ModuleSource, source_of
 from plait_trainer.ties import without_aliases
 from tests.trainer_agent.tiny_models import Tiny
@@ -61,12 +64,12 @@ def test_strided_tensors_are_published_by_their_logical_values(view: object) -> 
 def test_padding_beside_a_view_never_reaches_the_fingerprint() -> None:
     buffer = torch.arange(32, dtype=torch.float32).reshape(4, 8)
     tensor = TensorView("scale", buffer[:, :6], torch.float32)
-    layout = layout_of([tensor])
-    before = fingerprint_live(layout, [tensor])
+    share = Share.whole(layout_of([tensor]), SlottedCut(Cut("", ()), ()))
+    before = fingerprint_live(share, {"scale": tensor})
     buffer[:, 6:] = float("nan")
-    assert fingerprint_live(layout, [tensor]) == before
+    assert fingerprint_live(share, {"scale": tensor}) == before
     buffer[3, 5] += 1
-    assert fingerprint_live(layout, [tensor]) != before
+    assert fingerprint_live(share, {"scale": tensor}) != before
 
 
 def test_bits_of_every_pattern_pass_through_uncast() -> None:
@@ -203,7 +206,7 @@ def test_a_shard_is_never_taken_for_the_tensor() -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         shard = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)))
-        with pytest.raises(PublishError, match="'w' is a shard of a distributed tensor"):
+        with pytest.raises(PublishError, match="'w' is distributed"):
             TensorView("w", shard, shard.dtype)
     finally:
         distributed.destroy_process_group()

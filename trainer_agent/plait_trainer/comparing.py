@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from plait.codec import sweep
 from plait.codec.algebra import FrameDelta
 from plait.errors import PublishError
-from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
+from plait.fingerprint import ZERO, Fingerprint, fingerprint_at
 from plait.layout import TensorSpec, words_per_item
-from plait.weights import UNSIGNED
+from plait.weights import UNSIGNED, Piece
 from plait.workers import shared
+from plait_trainer.blocks import PlacedBlock
 from plait_trainer.share import Share
 
 # Items [start, stop) of a tensor of the local layout, before and now.
@@ -69,9 +70,9 @@ def compare_share(
     def compare(parts: list[sweep.Part]) -> TensorChange:
         if not hasattr(own, "scratch"):
             own.scratch = sweep.Scratch()
-        piece, now = parts[0].piece, ZERO
-        width = words_per_item(piece.tensor.item_bytes)
-        first_word = piece.first_word - piece.start_item * width
+        name, now = parts[0].piece.tensor.name, ZERO
+        place = share.place(name)
+        held: list[_Held] = []
 
         def read_and_hash(
             tensor: TensorSpec, start: int, stop: int
@@ -79,17 +80,57 @@ def compare_share(
             nonlocal now
             old, new = read(tensor, start, stop)
             new = checked_run(tensor, new, stop - start)
-            now += fingerprint_run(new, first_word + start * width)
-            return checked_run(tensor, old, stop - start), new
+            now += place.fingerprint(new, start)
+            held[:] = [_Held(start, checked_run(tensor, old, stop - start), new)]
+            return held[0].old, new
 
-        found = tuple(sweep.compare(parts, read_and_hash, own.scratch, block=block))
-        return TensorChange(piece.tensor.name, found, now)
+        if place.is_contiguous:
+            parts = _moved(parts, place.first_word)
+            found = tuple(sweep.compare(parts, read_and_hash, own.scratch, block=block))
+        else:
+            # In words of the local layout, and so with another increment.
+            swept = sweep.compare(parts, read_and_hash, own.scratch, block=block)
+            pieces = {part.frame: part.piece for part in parts}
+            found = tuple(_placed(each, pieces[each.frame], place, held[0]) for each in swept)
+        return TensorChange(name, found, now)
 
     groups = [
         parts for parts in sweep.parts_by_tensor(share.local_frames, share.local)
         if names is None or parts[0].piece.tensor.name in names
     ]  # fmt: skip
     return shared().map(compare, groups, at_once=threads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The block of a tensor's items that was read last, the first of which is number `start`."""
+
+    start: int
+    old: NDArray[Any]
+    new: NDArray[Any]
+
+
+def _moved(parts: list[sweep.Part], first_word: int) -> list[sweep.Part]:
+    """Parts of one tensor, as if its first word were another."""
+    piece = parts[0].piece
+    shift = first_word - (
+        piece.first_word - piece.start_item * words_per_item(piece.tensor.item_bytes)
+    )
+    if not shift:
+        return parts
+    return [
+        sweep.Part(part.frame, replace(part.piece, first_word=part.piece.first_word + shift))
+        for part in parts
+    ]
+
+
+def _placed(found: sweep.Found, piece: Piece, place: PlacedBlock, held: _Held) -> sweep.Found:
+    """What was found, with its increment at the words of the whole layout."""
+    items = found.positions.astype(np.int64) + (piece.start_item - piece.frame_offset)
+    words = place.words_of(items)
+    items -= held.start
+    increment = fingerprint_at(words, held.new[items]) - fingerprint_at(words, held.old[items])
+    return replace(found, increment=increment)
 
 
 def deltas_of(share: Share, changes: Iterable[TensorChange]) -> dict[int, FrameDelta]:

@@ -1,13 +1,15 @@
 """Deltas of whole captures: frame deltas by their number in the cut, added up."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from plait.codec.algebra import FrameDelta, add
 from plait.codec.frames import EncodedFrame, encode_delta, encode_dense
 from plait.cut import Cut
 from plait.layout import Layout
 from plait.manifest import Statistics
-from plait.weights import Weights
+from plait.weights import Weights, fingerprint_items, gather
+from plait_trainer.share import Share
 
 Deltas = Mapping[int, FrameDelta]
 
@@ -28,10 +30,19 @@ def encode_changes(cut: Cut, deltas: Deltas) -> Iterator[EncodedFrame]:
         yield encode_delta(number, cut.frames[number], deltas[number])
 
 
-def encode_whole(cut: Cut, weights: Weights) -> Iterator[EncodedFrame]:
-    """Encoded frames of an anchor: every frame of its cut."""
-    for number, frame in enumerate(cut.frames):
-        yield encode_dense(number, frame, weights)
+def encode_whole(share: Share, weights: Weights) -> Iterator[EncodedFrame]:
+    """Encoded frames of an anchor: every frame of a share.
+
+    Args:
+        weights: of the share's local layout.
+    """
+    for number, local in zip(share.numbers, share.local_frames, strict=True):
+        encoded = encode_dense(number, local, weights)
+        if not share.is_whole:
+            items = gather(local, weights)
+            increment = fingerprint_items(share.cut.cut.frames[number], items)
+            encoded = replace(encoded, increment=increment)
+        yield encoded
 
 
 def statistics_of(layout: Layout, deltas: Deltas | None, chunk_bytes: int) -> Statistics:

@@ -6,18 +6,16 @@ let alone a model.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from numpy.typing import NDArray
 
-from plait.errors import PublishError
-from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
-from plait.layout import Layout, TensorSpec, words_per_item
+from plait.errors import LayoutInvalid, PublishError
+from plait.layout import Layout, TensorSpec
 from plait.tensors import bits_of, dtype_name
-
-# Items read at once in a full pass: a cast copy of this many is all that it holds.
-_RUN_ITEMS = 1 << 22
+from plait_trainer.blocks import BlockSpec
 
 
 class LiveTensor(Protocol):
@@ -61,7 +59,7 @@ class TensorView:
 
     Raises:
         LayoutInvalid: a dtype that no layout can have.
-        PublishError: no values to read (a meta tensor), or only a shard of them (a DTensor).
+        PublishError: no values to read (a meta tensor), or a DTensor, which `shards.view_of` views.
     """
 
     name: str
@@ -76,8 +74,8 @@ class TensorView:
             )
         if hasattr(self.tensor, "full_tensor"):
             raise PublishError(
-                f"tensor {self.name!r} is a shard of a distributed tensor",
-                remedy="publish whole tensors: pass a function that gives full_tensor() of each",
+                f"tensor {self.name!r} is distributed: a view of it holds a process's block",
+                remedy="make the view with plait_trainer.shards.view_of",
             )
         dtype_name(self.dtype)
 
@@ -91,6 +89,48 @@ class TensorView:
         return bits_of(run.to(self.dtype).resolve_conj().resolve_neg().cpu().contiguous())
 
 
+@dataclass(frozen=True, eq=False)
+class ShardView(TensorView):
+    """A block of a published tensor: the hyper-rectangle that this process holds.
+
+    `bits` counts the block's own items, row-major within it; `spec` is the whole tensor's.
+
+    Attributes:
+        tensor: the block's elements; its row-major order is the block's, whatever its shape.
+        shape: of the whole tensor.
+        offsets, sizes: of the rectangle, one of each for each dimension.
+
+    Raises:
+        LayoutInvalid: it isn't inside of the tensor, or the block has other elements.
+    """
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tensor.numel() != prod(self.sizes):
+            raise LayoutInvalid(
+                f"a block of {self.name!r} of {list(self.sizes)} is given by a tensor of "
+                f"{list(self.tensor.shape)}"
+            )
+        BlockSpec(self.spec, self.offsets, self.sizes)
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.name, dtype_name(self.dtype), self.shape)
+
+    @property
+    def block(self) -> BlockSpec:
+        return BlockSpec(self.spec, self.offsets, self.sizes)
+
+
+def block_of(live: LiveTensor) -> BlockSpec:
+    """What of its tensor a live tensor holds: all of it, unless it says otherwise."""
+    return live.block if isinstance(live, ShardView) else BlockSpec.all_of(live.spec)
+
+
 def layout_of(tensors: Iterable[LiveTensor]) -> Layout:
     """The layout that a checkpoint of these tensors has.
 
@@ -98,18 +138,6 @@ def layout_of(tensors: Iterable[LiveTensor]) -> Layout:
         LayoutInvalid: a name occurs twice, or a shape that no layout can have.
     """
     return Layout.of(tensor.spec for tensor in tensors)
-
-
-def fingerprint_live(layout: Layout, tensors: Iterable[LiveTensor]) -> Fingerprint:
-    """Fingerprint of the live weights: a full pass that keeps nothing."""
-    total = ZERO
-    for tensor in tensors:
-        spec = tensor.spec
-        first_word, width = layout.start_of(spec.name), words_per_item(spec.item_bytes)
-        for start in range(0, spec.items, _RUN_ITEMS):
-            bits = tensor.bits(start, min(start + _RUN_ITEMS, spec.items))
-            total += fingerprint_run(bits, first_word + start * width)
-    return total
 
 
 def run_of(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:

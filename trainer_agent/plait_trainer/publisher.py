@@ -10,39 +10,37 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 
-from plait.errors import (
-    BaseMismatch,
-    FingerprintMismatch,
-    PlaitError,
-    PublisherClosed,
-    PublishError,
-    UsageError,
-)
-from plait.fingerprint import ZERO, Fingerprint
+from plait.errors import BaseMismatch, PlaitError, PublisherClosed, PublishError, UsageError
 from plait.grain import Grain, kv_heads_of
-from plait.layout import Layout
 from plait.manifest import check_metadata
 from plait.store import Store
-from plait.weights import Weights, fingerprint_weights
+from plait.weights import Weights
 from plait.wire import VersionDocument
+from plait_client.failpoints import failpoint
 from plait_client.registry import RegistryClient
+from plait_trainer.choice import DetectorName, detector_of
 from plait_trainer.committer import Committer, Line
-from plait_trainer.detector import Capture, Detector, LiveTensors
+from plait_trainer.detector import Capture, Detector
 from plait_trainer.dtypes import DtypeRule
 from plait_trainer.future import PublishFuture, PublishMetrics
-from plait_trainer.live import TensorSource, fingerprint_live, layout_of
+from plait_trainer.group import Outcome
+from plait_trainer.lanes import Choice, Lanes, chosen_group
+from plait_trainer.live import TensorSource
 from plait_trainer.outbox import Outbox, Publish, WhenFull
+from plait_trainer.peers import Peers
 from plait_trainer.read_back import read_back
-from plait_trainer.share import Share
-from plait_trainer.snapshot import SnapshotDetector
 from plait_trainer.sources import Converter, State, source_of
 from plait_trainer.standing import Standing, find_channel, find_standing
 from plait_trainer.state import known_version, state_of
+from plait_trainer.tracking import Proven, TrackedModel
 from plait_trainer.worker import Worker
+
+# What a process that is leaving waits for others who may not come.
+_LEAVE_SECONDS: Final = 10.0
 
 logger = logging.getLogger("plait.trainer")
 
@@ -71,7 +69,12 @@ class Publisher:
         store: the registry's object store, if this host may write to it.
         grain: shares that an engine's ranks can fetch apart; 1 for none.
         kv_heads: the model's key-value heads, for the grain; by default what its config says.
-        detector: how changes are found; by default a snapshot in CPU memory.
+        detector: how changes are found: one, or the name of one; by default a snapshot in CPU
+            memory. `auto` chooses, and says why in the log.
+        group: the processes that publish this model together, each constructing a publisher with
+            the same arguments; True for all of torch's, False for this one alone. By default all of
+            them if the model is sharded over them or copied by DDP.
+        peer_timeout: seconds that one of them waits for another at the same step.
         attach: prove at once what the model holds. Otherwise call `attach`, `rebase` or
             `load_state_dict` once its weights are loaded.
 
@@ -101,29 +104,43 @@ class Publisher:
         store: Store | None = None,
         grain: int = 1,
         kv_heads: int | None = None,
-        detector: Detector | None = None,
+        detector: Detector | DetectorName = "snapshot",
+        group: Choice = None,
+        peer_timeout: float = 1800.0,
         attach: bool = True,
     ) -> None:
-        self._source = source_of(model, DtypeRule(dtype, dtypes or {}), ties or {}, names)
-        self._optimizer, self._client = optimizer, client
+        source = source_of(model, DtypeRule(dtype, dtypes or {}), ties or {}, names)
+        cuts = Grain(grain, _kv_heads(model) if kv_heads is None else kv_heads)
+        self._client = client
         self._policy, self._channel = policy, channel
         self._new_anchor, self._external = new_anchor, external
         self._side_files = None if side_files is None else Path(side_files)
         self._actor, self._patience, self._store = actor, patience, store
-        self._grain = Grain(grain, _kv_heads(model) if kv_heads is None else kv_heads)
-        self._detector: Detector = SnapshotDetector() if detector is None else detector
         self._outbox = Outbox(queue_size, when_full)
-        self._worker, self._keeper = Worker("plait-publish"), Worker("plait-keep")
+
+        def open_lanes() -> Lanes:
+            chosen = chosen_group(group, model, source.tensors)
+            _refuse_in_a_group(chosen, grain=grain, when_full=when_full)
+            return Lanes.open(chosen, timeout=peer_timeout, patience=patience)
+
+        self._peers = Peers(open_lanes)
+        self._model = TrackedModel(
+            source, detector_of(detector), optimizer,
+            peers=self._peers, grain=cuts, read_back=self._read_back,
+        )  # fmt: skip
+        self._worker = Worker("plait-publish")
         # One caller at a time: a capture and its place in the queue belong together.
         self._calling = threading.RLock()
         self._committer: Committer | None = None
-        self._attached_at = ZERO
-        self._share: Share | None = None
         self._last: PublishFuture | None = None
         self._closed = False
         self._stopping = threading.Event()
         if attach:
-            self.attach()
+            try:
+                self.attach()
+            except BaseException:
+                self._leave(within=_LEAVE_SECONDS)
+                raise
 
     # Where it stands ----------------------------------------------------------------------------
 
@@ -141,14 +158,17 @@ class Publisher:
         """
         with self._calling:
             self._drain()
-            live, layout = self._live()
-            fingerprint = _fingerprint_of(live, layout, base)
-            standing = find_standing(
-                self._client, self._policy, self._channel,
-                layout=layout, fingerprint=fingerprint, new_anchor=self._new_anchor,
+            self._peers.open()
+            proven = self._model.prove(base)
+            standing = self._peers.lead(
+                "find the standing",
+                lambda: find_standing(
+                    self._client, self._policy, self._channel, layout=proven.division.layout,
+                    fingerprint=proven.fingerprint, new_anchor=self._new_anchor,
+                ),
             )  # fmt: skip
-            self._take_up(live, layout, base, fingerprint, standing)
-            logger.info("%s attached: %s", self._policy, standing.in_words(fingerprint))
+            self._take_up(proven, standing)
+            logger.info("%s attached: %s", self._policy, standing.in_words(proven.fingerprint))
 
     def rebase(self, to: int | str | None = None, *, base: Weights | None = None) -> None:
         """Continue from a version by name: after a rollback, or when somebody else moved the head.
@@ -165,25 +185,23 @@ class Publisher:
         """
         with self._calling:
             self._drain()
-            if self._committer is not None:
-                self._committer.find_out()
-            head = find_channel(self._client, self._policy, self._channel)
-            ref = str(to) if to is not None else self._channel
-            target = self._client.version(self._policy, ref)
-            standing = Standing.beside(target, head)
-            if base is None and self._committer is not None and self._stands_on(target):
-                self._committer.stand(standing, keep_pending=True)
+            self._peers.open()
+            if (committer := self._committer) is not None:
+                self._peers.keeper.run(committer.find_out)
+            target, standing = self._peers.lead("find the version", lambda: self._beside(to))
+            if base is None and committer is not None and self._stands_on(target):
+                committer.stand(standing, keep_pending=True)
                 return
-            live, layout = self._live()
-            held = _fingerprint_of(live, layout, base)
-            if (layout.digest, str(held)) != (target.layout_digest, target.fingerprint):
+            proven = self._model.prove(base)
+            held = (proven.division.layout.digest, str(proven.fingerprint))
+            if held != (target.layout_digest, target.fingerprint):
                 raise BaseMismatch(
-                    f"the weights at hand (fingerprint {held}) are not version {target.seq} "
-                    f"({target.fingerprint})",
+                    f"the weights at hand (fingerprint {proven.fingerprint}) are not version "
+                    f"{target.seq} ({target.fingerprint})",
                     remedy=f"load version {target.seq} into the model, or pass its weights as "
                     "base; or name the version that this trainer last committed",
                 )
-            self._take_up(live, layout, base, held, standing)
+            self._take_up(proven, standing)
 
     @property
     def version(self) -> VersionDocument | None:
@@ -204,7 +222,11 @@ class Publisher:
             NotFound: the registry has never had that version: it is another one, or was restored.
             PlaitError: as `attach` does.
         """
-        digest = known_version(self._client, state, self._policy, self._channel)
+        self._peers.open()
+        digest = self._peers.lead(
+            "find the checkpoint's version",
+            lambda: known_version(self._client, state, self._policy, self._channel),
+        )
         self.attach()
         if digest is not None and (self.version is None or self.version.version_digest != digest):
             logger.warning(
@@ -233,23 +255,14 @@ class Publisher:
         """
         with self._calling:
             committer = self._standing_committer()
-            facts = check_metadata(metadata or {})
-            self._await_anchor(committer)
-            self._outbox.await_room()
-            committer.refuse_if_fenced()
-            started = time.perf_counter()
-            live, layout = self._live()
-            # Compared by its rows first: the digest of 10^5 tensors takes half a second.
-            if layout != committer.line.layout:
-                committer.line.layout.require_equal(layout, what="the model")
-            self._check_external(committer, live, layout)
-            begins = committer.standing.parent is None
-            if begins and not self._detector.keeps_copy and not committer.is_in_doubt:
-                # Nothing refers to the kept state yet: take what is there now.
-                self._attach_detector(live, self._share)
-            capture = self._detector.capture(live)
-            future = self._keeper.run(lambda: self._hand_over(committer, capture, facts, started))
-            if begins and not self._detector.keeps_copy:
+            copies = self._model.detector.keeps_copy
+            begins = self._await_anchor(committer)
+            if begins and not copies and committer.is_in_doubt:
+                # What an unanswered anchor held can't be told any more: is it there?
+                self._peers.keeper.run(committer.find_out)
+            mine = self._peers.attempt("capture", lambda: self._capture(committer, metadata))
+            future = self._peers.keeper.run(lambda: self._hand_over(committer, mine))
+            if begins and not copies:
                 # The anchor is read from the live weights, which the next step changes.
                 wait([future])
             return future
@@ -273,6 +286,9 @@ class Publisher:
         Raises:
             PlaitError: as `flush` does; it is closed all the same.
         """
+        self._close(abandon=abandon, within=_LEAVE_SECONDS if abandon else None)
+
+    def _close(self, *, abandon: bool, within: float | None) -> None:
         if abandon:
             self._stopping.set()
         self._outbox.close()
@@ -280,9 +296,7 @@ class Publisher:
             if self._closed:
                 return
             self._closed = True
-            self._keeper.stop()
-            self._worker.stop()
-            self._detector.close()
+            self._leave(within=within)
             if self._last is not None:
                 self._last.result()
 
@@ -291,7 +305,8 @@ class Publisher:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self.close()
+            # After an error the other processes may be anywhere.
+            self._close(abandon=False, within=None if error is None else _LEAVE_SECONDS)
         except PlaitError:
             # The body's own error is the one to be told; this one is in the log.
             if error is None:
@@ -299,12 +314,29 @@ class Publisher:
 
     # --------------------------------------------------------------------------------------------
 
+    def _capture(
+        self, committer: Committer, metadata: Mapping[str, Any] | None
+    ) -> tuple[Capture, Mapping[str, Any], float]:
+        """What changed, the checked metadata, and the seconds of the capture itself."""
+        committer.refuse_if_fenced()
+        facts = check_metadata(metadata or {})
+        self._outbox.await_room()
+        committer.refuse_if_fenced()
+        started = time.perf_counter()
+        begins = committer.standing.parent is None
+        capture = self._model.capture(begins=begins, external=begins and self._external)
+        failpoint("trainer.captured")
+        return capture, facts, time.perf_counter() - started
+
     def _hand_over(
-        self, committer: Committer, capture: Capture, facts: Mapping[str, Any], started: float
+        self, committer: Committer, mine: Outcome[tuple[Capture, Mapping[str, Any], float]]
     ) -> PublishFuture:
-        """The detector moves on, and what it found is in the queue: both or neither."""
-        self._detector.keep(capture)
-        metrics = PublishMetrics(detect_seconds=time.perf_counter() - started)
+        """On the keeper: the detector moves on, and what it found is in the queue: on every
+        process, or on none."""
+        self._peers.vote("capture", Outcome(error=mine.error))
+        capture, facts, seconds = mine.get()
+        self._model.detector.keep(capture)
+        metrics = PublishMetrics(detect_seconds=seconds)
         future = PublishFuture(metrics)
         publish = Publish(
             capture.deltas, capture.fingerprint, capture.proof, facts, metrics, [future]
@@ -318,7 +350,7 @@ class Publisher:
         """On the worker: commits the oldest publish, and settles its futures either way."""
         publish = self._outbox.take()
         try:
-            version = committer.commit(publish, lambda: self._detector.captured)
+            version = committer.commit(publish, lambda: self._model.detector.captured)
         except BaseException as error:
             logger.error("a publish of %s failed and stays pending: %s", self._policy, error)
             for future in publish.futures:
@@ -336,75 +368,50 @@ class Publisher:
             raise PublisherClosed("the publisher is closed")
         if self._committer is None:
             raise PublishError("the publisher isn't attached", remedy="call attach() first")
-        self._keeper.await_idle()
-        self._committer.refuse_if_fenced()
+        self._peers.keeper.await_idle()
         return self._committer
 
-    def _await_anchor(self, committer: Committer) -> None:
+    def _await_anchor(self, committer: Committer) -> bool:
         """Until a line has its first version there is nothing to add changes to, and its anchor is
-        encoded from the captured weights themselves: they must not move on meanwhile."""
+        encoded from the captured weights themselves: they must not move on meanwhile.
+
+        Returns:
+            Whether it hasn't begun even so.
+        """
         if committer.standing.parent is None and self._last is not None:
             wait([self._last])
+        return committer.standing.parent is None
 
-    def _check_external(self, committer: Committer, live: LiveTensors, layout: Layout) -> None:
-        if committer.standing.parent is not None or not self._external:
-            return
-        if fingerprint_live(layout, live.values()) != self._attached_at:
-            raise UsageError(
-                "an external anchor stands for weights that everybody holds, and these have "
-                "changed since the publisher attached",
-                remedy="publish once before the first step, or without external",
-            )
+    def _beside(self, to: int | str | None) -> tuple[VersionDocument, Standing]:
+        head = find_channel(self._client, self._policy, self._channel)
+        target = self._client.version(self._policy, self._channel if to is None else str(to))
+        return target, Standing.beside(target, head)
 
-    def _live(self) -> tuple[LiveTensors, Layout]:
-        tensors = list(self._source.tensors())
-        return {tensor.spec.name: tensor for tensor in tensors}, layout_of(tensors)
-
-    def _take_up(
-        self, live: LiveTensors, layout: Layout, base: Weights | None,
-        proven: Fingerprint, standing: Standing,
-    ) -> None:  # fmt: skip
+    def _take_up(self, proven: Proven, standing: Standing) -> None:
         """Everything is proven: forget the earlier state, and start from this one."""
-        cut = self._grain.cut(layout, for_anchor=False)
         self._committer, self._last = None, None
-        share = Share.whole(layout, cut)
-        kept = self._attach_detector(live, share, base)
-        if kept != proven:
-            raise FingerprintMismatch(
-                f"the weights changed from {proven} to {kept} while the publisher attached",
-                remedy="attach between two steps",
-            )
-        self._attached_at, self._share = proven, share
+        self._model.start_from(proven)
         line = Line(
-            self._policy, self._channel, layout, cut, self._grain,
+            self._policy, self._channel, proven.division,
             external=self._external, side_files=self._side_files, actor=self._actor,
             patience=self._patience, store=self._store,
         )  # fmt: skip
-        self._committer = Committer(self._client, line, standing, stopping=self._stopping)
-
-    def _attach_detector(
-        self, live: LiveTensors, share: Share | None, base: Weights | None = None
-    ) -> Fingerprint:
-        assert share is not None
-        return self._detector.attach(
-            live, share, base=base, optimizer=self._optimizer, read_back=self._read_back
+        self._committer = Committer(
+            self._client, line, standing, self._peers.commits, stopping=self._stopping
         )
 
     def _read_back(self, names: Collection[str]) -> Weights:
         """The state of the last publish, for a detector that can't tell it any more."""
         self._drain()
-        if self._committer is None or self._share is None:
-            raise PublishError("there is no version to read back", remedy="attach again")
-        self._committer.find_out()
-        parent = self._committer.standing.parent
-        if parent is None:
+        parent = self.version
+        if self._committer is None or parent is None:
             raise PublishError(
                 f"{self._policy!r} has no version yet that {', '.join(sorted(names)[:8])} could "
                 "be read back from",
                 remedy="attach again",
             )
-        pending = self._committer.pending
-        return read_back(self._client, parent, self._share, pending, names, store=self._store)
+        pending = self._committer.since_parent
+        return read_back(self._client, parent, self._model.share, pending, names, store=self._store)
 
     def _stands_on(self, version: VersionDocument) -> bool:
         parent = self.version
@@ -416,15 +423,31 @@ class Publisher:
     def _drain(self) -> None:
         """Returns once the worker has nothing to do."""
         if not self._closed:
-            self._keeper.await_idle()
+            self._peers.keeper.await_idle()
             self._worker.await_idle()
 
+    def _leave(self, *, within: float | None) -> None:
+        """Does what was captured, and lets go of everything."""
+        self._peers.keeper.await_idle()
+        self._worker.stop()
+        self._peers.close(within=within)
+        self._model.detector.close()
 
-def _fingerprint_of(live: LiveTensors, layout: Layout, base: Weights | None) -> Fingerprint:
-    if base is None:
-        return fingerprint_live(layout, live.values())
-    layout.require_equal(base.layout, what="the base")
-    return fingerprint_weights(base)
+
+def _refuse_in_a_group(chosen: Choice, *, grain: int, when_full: WhenFull) -> None:
+    if chosen is False:
+        return
+    if grain > 1:
+        raise UsageError(
+            f"a grain of {grain}: several processes cut a policy along their own blocks",
+            remedy="publish without a grain",
+        )
+    if when_full == "merge":
+        raise UsageError(
+            "when_full='merge': processes that publish together must merge the same publishes, and "
+            "their queues are full at different moments",
+            remedy="publish with when_full='wait'",
+        )
 
 
 def _kv_heads(model: object) -> int | None:

@@ -9,8 +9,9 @@ import torch
 from plait.errors import UsageError
 from plait_trainer import huggingface
 from plait_trainer.dtypes import DtypeRule
-from plait_trainer.live import LiveTensor, TensorSource, TensorView
+from plait_trainer.live import LiveTensor, TensorSource
 from plait_trainer.naming import canonical_names
+from plait_trainer.shards import view_of
 from plait_trainer.ties import without_aliases
 
 State: TypeAlias = Mapping[str, torch.Tensor]
@@ -37,7 +38,7 @@ class MappingSource:
         state = without_aliases(state, self.ties)
         written = state if self.convert is None else self.convert(state)
         for name, tensor in written.items():
-            yield TensorView(name, tensor, self.dtypes.published(name, tensor, kept=False))
+            yield view_of(name, tensor, self.dtypes.published(name, tensor, kept=False))
 
 
 class ModuleSource:
@@ -79,7 +80,7 @@ class ModuleSource:
         buffers = {name for name, _ in self._module.named_buffers(remove_duplicate=False)}
         for name, (origin, tensor) in self._written(inner, state).items():
             kept = origins.get(origin) in buffers or huggingface.keeps_fp32(inner, origin)
-            yield TensorView(name, tensor, self._dtypes.published(name, tensor, kept=kept))
+            yield view_of(name, tensor, self._dtypes.published(name, tensor, kept=kept))
 
     def _written(self, inner: torch.nn.Module, state: State) -> dict[str, tuple[str, torch.Tensor]]:
         """Checkpoint name → (module name, tensor)."""

@@ -10,6 +10,7 @@ import torch
 
 from plait.errors import PublishError
 from plait.tensors import integer_view
+from plait_trainer.shards import local_part
 
 # Compared at once: a device copy of this many elements is all that it holds.
 _RUN = 1 << 22
@@ -39,8 +40,14 @@ def without_aliases(
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Equal for tensors that are one and the same view of memory."""
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+    """Equal for tensors that are one and the same view of memory, or the same shards of one."""
+    local = local_part(tensor)
+    # The address of an empty shard says nothing; its storage is still itself.
+    memory = local.data_ptr() if local.numel() else local.untyped_storage()._cdata
+    return (
+        *(tensor.device, memory, tensor.dtype, tensor.shape, local.shape, local.stride()),
+        str(getattr(tensor, "placements", "")),
+    )
 
 
 def _require_equal(alias: str, found: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
@@ -55,7 +62,10 @@ def _require_equal(alias: str, found: torch.Tensor, name: str, tensor: torch.Ten
 def _bits_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    flat, other = first.detach().reshape(-1), second.detach().reshape(-1)
+    here, there = local_part(first), local_part(second)
+    if here.shape != there.shape:
+        return False
+    flat, other = here.reshape(-1), there.reshape(-1)
     starts = range(0, flat.numel(), _RUN)
     return all(torch.equal(_bits(flat, at), _bits(other, at).to(flat.device)) for at in starts)
 

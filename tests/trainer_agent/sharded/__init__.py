@@ -1,0 +1,1 @@
+"""Publishing by several processes together."""

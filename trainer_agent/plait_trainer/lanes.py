@@ -1,0 +1,99 @@
+"""Which processes publish together, and the two lanes on which they speak with each other."""
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import distributed
+
+from plait.errors import UsageError
+from plait_trainer.group import Alone, Group
+from plait_trainer.live import ShardView
+from plait_trainer.shards import is_distributed
+
+logger = logging.getLogger("plait.trainer")
+
+# None: as the model says. True, False: all of torch's processes, or this one alone.
+Choice: TypeAlias = "distributed.ProcessGroup | bool | None"
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The same processes twice: what two threads exchange must not get into each other's way.
+
+    Attributes:
+        captures: attaching, and the votes on captures.
+        commits: what the worker exchanges.
+    """
+
+    captures: Group
+    commits: Group
+
+    @classmethod
+    def open(cls, group: Choice, *, timeout: float, patience: float) -> "Lanes":
+        """Every process of the group opens them.
+
+        Args:
+            group: none stands for this process alone.
+            timeout: seconds that a process waits for another one at the same step.
+            patience: that a publish has with a registry: it may wait so long for an earlier commit,
+                for its chunks and for its own commit.
+        """
+        if group is None or group is False:
+            return cls(Alone(), Alone())
+        torch_group: Any = importlib.import_module("plait_trainer.torch_group")
+        parent = None if group is True else group
+        captures = torch_group.TorchGroup(parent, timeout=timeout + 3 * patience)
+        return cls(captures, torch_group.TorchGroup(parent, timeout=timeout + 3 * patience))
+
+    def close(self, *, within: float | None = None) -> None:
+        self.commits.close(within=within)
+        self.captures.close(within=within)
+
+
+def chosen_group(group: Choice, model: object, views: Callable[[], Iterable[object]]) -> Choice:
+    """The processes that publish a model together.
+
+    Torch's processes do where the model is sharded over them, or copied to them by DDP.
+
+    Args:
+        group: what the caller said.
+        views: the model's live tensors, where it isn't one that tells at once.
+    Raises:
+        UsageError: a group was asked for where torch has none.
+    """
+    running = distributed.is_available() and distributed.is_initialized()
+    size = distributed.get_world_size() if running else 1
+    if group is not None:
+        if group is not False and not running:
+            raise UsageError(
+                "a group of publishers needs torch.distributed",
+                remedy="call torch.distributed.init_process_group first",
+            )
+        return group
+    if size == 1:
+        return False
+    if _is_replicated(model) or _is_sharded(model, views):
+        logger.info("the model is spread over %d processes, which publish it together", size)
+        return True
+    logger.info(
+        "the model of this process isn't spread over the %d of the job: it publishes alone", size
+    )
+    return False
+
+
+def _is_replicated(model: object) -> bool:
+    return isinstance(model, torch.nn.Module) and any(
+        isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in model.modules()
+    )
+
+
+def _is_sharded(model: object, views: Callable[[], Iterable[object]]) -> bool:
+    if isinstance(model, torch.nn.Module):
+        return any(map(is_distributed, model.parameters()))
+    if isinstance(model, Mapping):
+        return any(map(is_distributed, model.values()))
+    return any(isinstance(view, ShardView) for view in views())
