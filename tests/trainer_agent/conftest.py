@@ -56,4 +56,5 @@ def own_registry(mortal_registry: RegistryProcess) -> RegistryProcess:
 
 @pytest.fixture
 def policy(request: pytest.FixtureRequest) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:100]
+    name = f"{request.path.stem} {request.node.name}"  # tests of two files may be called alike
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:100]
