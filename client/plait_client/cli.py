@@ -6,6 +6,7 @@ says what to install.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -51,6 +52,7 @@ def main() -> NoReturn:
     0 done, 1 failed, 2 wrong usage, 3 refused because something moved or doesn't match, 4 not
     reachable (safe to try again), 130 interrupted.
     """
+    _open_closed_streams()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     # A file's name may be bytes that no encoding has.
@@ -72,6 +74,16 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code or 0)
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed (`plait log P >&-`) is one that nobody reads."""
+    # The next file that is opened would get its number otherwise, and be written to.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _print_version(wanted: bool) -> None:

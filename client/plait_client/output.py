@@ -5,6 +5,7 @@ command succeeds and nothing if it fails; everything else (progress, warnings, e
 standard error. An error there is a line and its remedy, or with `--json` a problem document.
 """
 
+import errno
 import json
 import os
 import sys
@@ -46,7 +47,7 @@ class Output:
         self.as_json = as_json
         # In a file or a pipe a table is as wide as it needs to be.
         width = None if sys.stdout.isatty() else _PIPE_WIDTH
-        self._console = Console(soft_wrap=True, highlight=False, width=width)
+        self._console = _Paper(soft_wrap=True, highlight=False, width=width)
 
     def document(self, document: BaseModel | Mapping[str, Any]) -> None:
         """The answer for programs; people get nothing of it."""
@@ -93,6 +94,13 @@ class Output:
         )
         with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
             yield _BarProgress(bars)
+
+
+class _Paper(Console):
+    """rich's console, which leaves it to `_written` that nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class _BarProgress:
