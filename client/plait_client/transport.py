@@ -47,7 +47,8 @@ class HttpTransport:
         """Opens no connection yet.
 
         Raises:
-            UsageError: `url` isn't an http or https address, or the token isn't one.
+            UsageError: `url` isn't an http or https address, the token isn't one, or the
+                environment asks for a proxy or certificates that can't be used.
         """
         headers = {"User-Agent": "plait"}
         if token:
@@ -66,6 +67,12 @@ class HttpTransport:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise UsageError(f"{url!r} isn't the address of a registry: {error}") from error
+        except (ImportError, OSError) as error:
+            # httpx reads proxies (ALL_PROXY) and certificates (SSL_CERT_FILE) there.
+            raise UsageError(
+                f"the environment's proxy or certificates can't be used: {error}",
+                remedy="look at ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, SSL_CERT_FILE and SSL_CERT_DIR",
+            ) from error
 
     def close(self) -> None:
         self._client.close()
@@ -145,7 +152,7 @@ def _refusal(response: httpx.Response) -> PlaitError:
     """The error that a response of 400 and above stands for."""
     error = _problem(response)
     after = response.headers.get("Retry-After", "")
-    if after.isdigit():
+    if after.isascii() and after.isdigit() and len(after) < 10:
         error.details["retry_after"] = int(after)
     error.details["status"] = response.status_code
     return error

@@ -138,7 +138,7 @@ def _local_api(follower: "Follower", listen: str | None) -> Iterator[None]:
     from plait_rollout.local_api import LocalApi
 
     host, _, port = listen.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
         raise UsageError(f"--listen {listen!r} isn't [HOST:]PORT")
     with LocalApi(follower, host=host or "127.0.0.1", port=int(port)) as api:
         sys.stderr.write(f"local API at {api.url}\n")

@@ -57,6 +57,8 @@ def test_wrong_usage_with_json_is_one_problem_document(
         {"PLAIT_TOKEN": "secret\n"},
         {"PLAIT_CACHE_BYTES": "64G"},
         {"PLAIT_URL": "ftp://x"},
+        {"ALL_PROXY": "ftp://127.0.0.1:1"},
+        {"SSL_CERT_FILE": "/nowhere/ca.pem"},
     ],
 )
 def test_a_wrong_setting_is_named_and_a_secret_is_not_shown(
@@ -180,11 +182,12 @@ def test_a_publish_killed_before_or_after_its_commit_is_published_once(
     assert checkpoints.read(tmp_path / "out") == checkpoints.read(folder)
 
 
-def test_a_reader_that_has_enough_is_no_error(plait: Shell, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["--json | true", "| true", ">&-", "--json >&- 2>&-"])
+def test_a_reader_that_has_enough_is_no_error(plait: Shell, tmp_path: Path, more: str) -> None:
     bits = checkpoints.first_bits(806)
     plait.run("publish", checkpoints.write(tmp_path / "1", bits), "--policy", "piped")
     result = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {PLAIT} log piped --json | true"],
+        ["bash", "-c", f"set -o pipefail; {PLAIT} log piped {more}"],
         env=os.environ | plait.environment,
         capture_output=True,
         text=True,

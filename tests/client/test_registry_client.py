@@ -103,6 +103,16 @@ def test_pauses_grow_and_never_undercut_retry_after(pauses: list[float]) -> None
     assert pauses[2] == 7
 
 
+@pytest.mark.parametrize("asked", ["\u00b2", "9" * 5000, "soon"])
+def test_a_retry_after_that_is_no_number_of_seconds_is_ignored(
+    pauses: list[float], asked: str
+) -> None:
+    later = refusal(RegistryUnavailable("busy"))
+    later.headers = httpx.Headers({b"Retry-After": asked.encode("latin-1")})
+    client_of(Script(later, ok(CONFIG))).config()
+    assert pauses[0] <= 0.25
+
+
 @pytest.mark.parametrize("error", [NotFound("x"), ChunkMissing("x", missing=["d"]), HeadMoved("x")])
 def test_a_refusal_is_not_tried_again_and_keeps_its_class(error: PlaitError) -> None:
     script = Script(refusal(error))

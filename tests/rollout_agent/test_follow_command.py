@@ -80,6 +80,17 @@ def test_once_catches_up_and_says_so(
     assert (replica.report.seq, replica.report.engine) == (2, "directory")
 
 
+@pytest.mark.parametrize("listen", ["\u00b2", "65536", "9" * 5000, "host:"])
+def test_a_port_that_is_none_is_wrong_usage(
+    new_line: NewLine, environment: dict[str, str], tmp_path: Path, listen: str
+) -> None:
+    policy = new_line(whole=True).policy
+    folder = str(tmp_path / "d")
+    done = plait(environment, "follow", policy, "--dir", folder, "--listen", listen)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --listen")
+
+
 def test_it_follows_until_it_is_told_to_stop(
     new_line: NewLine, environment: dict[str, str], tmp_path: Path
 ) -> None:
