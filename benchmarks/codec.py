@@ -42,7 +42,7 @@ def codec_sections() -> list[Section]:
         "an eighth of its vocabulary): AdamW on synthetic gradients"
     )
     return [
-        *_sections(real, list(model.steps())),
+        *_sections(real, list(model.steps(DENSITIES))),
         *_sections(synthetic, list(workload.steps(DENSITIES))),
     ]
 

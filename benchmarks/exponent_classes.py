@@ -22,15 +22,13 @@ from plait.codec.sparse import encode_sparse
 _CLASSES: Final = (1, 2, 4, 8)
 _FRAME: Final = 1 << 24
 _EXPONENTS: Final = 256
-_LEARNING_RATE: Final = 1e-6
+_DENSITY: Final = 0.01
 
 
 def classes_section() -> Section:
     """One real and one synthetic step."""
-    (synthetic,) = Workload().steps((0.01,))
-    real = next(
-        step for step in LanguageModel().steps() if step.learning_rate == _LEARNING_RATE
-    )  # fmt: skip
+    (synthetic,) = Workload().steps((_DENSITY,))
+    (real,) = LanguageModel().steps((_DENSITY,))
     rows = [row for name, step in (("SmolLM2", real), ("synthetic", synthetic))
             for row in _rows(name, step)]  # fmt: skip
     return Section(

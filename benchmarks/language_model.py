@@ -6,7 +6,8 @@ BF16 for the engine. Moments are built up over some steps first, because the fir
 fresh optimizer are denser than any later one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,11 +15,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from benchmarks.workload import Step, measured_step
+from benchmarks.workload import Step, measured_step, tuned_steps
 from plait.layout import Layout, TensorSpec
 from plait_demo.model import base_model
 
-LEARNING_RATES: Final = (3e-7, 1e-6, 3e-6, 1e-5, 3e-5)
 _BURN_IN: Final = 8
 _TOKENS: Final = 96
 _WINDOWS: Final = 1
@@ -63,8 +63,8 @@ class LanguageModel:
                 low *= parameter != 0  # below zero lie the bits of a NaN
                 parameter.view(torch.int32).add_(low)
 
-    def steps(self) -> Iterator[Step]:
-        """One step at each learning rate, all from the same moment of training."""
+    def steps(self, densities: Sequence[float]) -> Iterator[Step]:
+        """A step near each density, all from the same moment of training."""
         optimizer = torch.optim.AdamW(self._parameters.values(), lr=1e-6, fused=True)
         for _ in range(_BURN_IN):
             self._backward()
@@ -74,8 +74,9 @@ class LanguageModel:
             self._backward()
             held = {name: p.grad for name, p in self._parameters.items()}
             gradients.append({name: g.clone() for name, g in held.items() if g is not None})
-        for learning_rate in LEARNING_RATES:
-            yield measured_step(self.layout, self._parameters, optimizer, gradients, learning_rate)
+        return tuned_steps(
+            densities, partial(measured_step, self.layout, self._parameters, optimizer, gradients)
+        )
 
     def _backward(self) -> None:
         self._model.zero_grad()

@@ -1,13 +1,15 @@
 """Weights that change as a policy's do: FP32 masters, structured gradients, AdamW, BF16 rounding.
 
 Gradients are low-rank with persistent directions and row and column scales; the embedding gets
-them in the rows of a Zipf draw only. The learning rate is tuned until a step has the wanted
+them in the rows of a Zipf draw only. The learning rate is tuned until a step has about the wanted
 density.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -28,7 +30,9 @@ _LAYERS: Final = 3
 _BURN_IN: Final = 12
 _NOISE_RANK: Final = 32
 _PERSISTENT_RANK: Final = 6
-_TUNING_STEPS: Final = 4
+_FIRST_RATE: Final = 1e-6
+_TUNING_STEPS: Final = 5
+_TOLERANCE: Final = 0.05
 
 State = dict[str, Tensor]
 
@@ -87,22 +91,13 @@ class Workload:
 
     def steps(self, densities: tuple[float, ...]) -> Iterator[Step]:
         """A step at each density, all from the same moment of training."""
-        optimizer = self._optimizer(1e-6)
+        optimizer = self._optimizer(_FIRST_RATE)
         for _ in range(_BURN_IN):
             self._step(optimizer)
         gradients = [self._gradients(), self._gradients()]
-        learning_rate, reached = 1e-6, 0.0
-        for wanted in densities:
-            for attempt in range(_TUNING_STEPS):
-                if attempt or reached:
-                    learning_rate *= wanted / reached
-                step = measured_step(
-                    self.layout, self._parameters, optimizer, gradients, learning_rate
-                )
-                reached = step.density
-                if abs(reached / wanted - 1) < 0.05:
-                    break
-            yield step
+        return tuned_steps(
+            densities, partial(measured_step, self.layout, self._parameters, optimizer, gradients)
+        )
 
     def _optimizer(self, learning_rate: float) -> torch.optim.AdamW:
         return torch.optim.AdamW(self._parameters.values(), lr=learning_rate, fused=True)
@@ -135,6 +130,34 @@ class Workload:
 
     def _normal(self, rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=self._random)
+
+
+def tuned_steps(densities: Sequence[float], measured: Callable[[float], Step]) -> Iterator[Step]:
+    """A step near each density: the learning rate is found by secants of the logarithms.
+
+    Args:
+        measured: the step at a learning rate; denser the higher it is.
+    """
+    points: list[tuple[float, float]] = []  # logarithms of learning rate and density
+    for wanted in densities:
+        for _ in range(_TUNING_STEPS):
+            step = measured(_next_rate(points, math.log(wanted)))
+            points.append((math.log(step.learning_rate), math.log(step.density)))
+            if abs(step.density / wanted - 1) < _TOLERANCE:
+                break
+        yield step
+
+
+def _next_rate(points: list[tuple[float, float]], wanted: float) -> float:
+    """On the line through the two points nearest to what is wanted."""
+    if not points:
+        return _FIRST_RATE
+    nearest = sorted(points, key=lambda point: abs(point[1] - wanted))
+    (rate, density), *others = nearest
+    slope = 1.0
+    if others and others[0][1] != density:
+        slope = (others[0][0] - rate) / (others[0][1] - density)
+    return math.exp(rate + slope * (wanted - density))
 
 
 def measured_step(
