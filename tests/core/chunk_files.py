@@ -1,6 +1,7 @@
 """Takes chunk files apart and together again, so that a test can break one thing at a time."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from plait import canonical
@@ -13,7 +14,7 @@ def take_apart(data: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
     return header, json.loads(header["__metadata__"]["plait"]), data[end:]
 
 
-def put_together(header: object, directory: object | None, planes: bytes) -> bytes:
+def put_together(header: object, directory: Mapping[str, Any] | str | None, planes: bytes) -> bytes:
     """A file of a header that holds this directory, or none if it is None."""
     if isinstance(header, dict) and directory is not None:
         text = directory if isinstance(directory, str) else canonical.serialize(directory).decode()

@@ -18,7 +18,7 @@ from plait.manifest import Manifest
 from plait.weights import UNSIGNED, ArrayWeights
 
 GOLDEN: Final = Path(__file__).parent.parent / "golden" / "v1"
-FILES: Final = {path.name: path.read_bytes() for path in sorted(GOLDEN.iterdir())}
+FILES: Final = {p.name: p.read_bytes() for p in sorted(GOLDEN.iterdir()) if p.is_file()}
 LAYOUT: Final = Layout.parse(FILES["layout.json"])
 CUTS: Final = {
     kind: Cut.parse(FILES[f"cut-{kind}.json"]) for kind in ("anchor", "delta")
