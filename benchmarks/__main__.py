@@ -15,6 +15,7 @@ from benchmarks.codec import codec_sections
 from benchmarks.exponent_classes import classes_section
 from benchmarks.grain import grain_section
 from benchmarks.module_engine import module_section
+from benchmarks.reconstruction import reconstruction_sections
 from benchmarks.registry import registry_section
 from benchmarks.report import Section
 
@@ -24,6 +25,7 @@ _PARTS: Final[dict[str, Callable[[], list[Section]]]] = {
     "anchors": lambda: [anchors_section()],
     "classes": lambda: [classes_section()],
     "grain": lambda: [grain_section()],
+    "reconstruction": reconstruction_sections,
     "registry": lambda: [registry_section()],
     "module": lambda: [module_section()],
 }

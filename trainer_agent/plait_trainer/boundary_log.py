@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from plait.tensors import bits_of, integer_view
+from plait.weights import UNSIGNED
 from plait_trainer import cpu_loops
 from plait_trainer.inversion import SLOPE, is_compiled
 
@@ -65,10 +66,10 @@ class LogWriter:
     """
 
     def __init__(self, items: int, offset: float) -> None:
-        self._items = items
         self.offset = offset
-        self._positions: list[NDArray[np.int64]] = []
-        self._bits: list[NDArray[Any]] = []
+        self._counts = np.zeros(-(-items // _BLOCK), np.int64)
+        # Bytes, not arrays: thousands of these, a few entries each, would take more than they hold.
+        self._lows, self._bits, self._size = bytearray(), bytearray(), 1
 
     def add(
         self, start: int, weights: torch.Tensor, published: torch.Tensor, room: torch.Tensor
@@ -82,18 +83,16 @@ class LogWriter:
         """
         near = near_boundary(weights, self.offset, published.dtype, room)
         if near.numel():
-            self._positions.append(near.cpu().numpy() + start)
-            self._bits.append(bits_of(published[near].cpu()))
+            positions, bits = near.cpu().numpy() + start, bits_of(published[near].cpu())
+            self._lows += (positions % _BLOCK).astype(np.uint16).tobytes()
+            self._bits += bits.tobytes()
+            self._size = bits.itemsize
+            np.add.at(self._counts, positions // _BLOCK, 1)
 
     def log(self) -> BoundaryLog:
         """What was found, packed."""
-        positions = np.concatenate([np.empty(0, np.int64), *self._positions])
-        blocks = np.arange(1, -(-self._items // _BLOCK) + 1) * _BLOCK
-        return BoundaryLog(
-            (positions % _BLOCK).astype(np.uint16),
-            np.concatenate(self._bits or [np.empty(0, np.uint8)]),
-            np.searchsorted(positions, blocks).astype(np.int64),
-        )
+        bits = np.frombuffer(self._bits, UNSIGNED[self._size]).copy()
+        return BoundaryLog(np.frombuffer(self._lows, np.uint16).copy(), bits, self._counts.cumsum())
 
 
 def near_boundary(

@@ -281,8 +281,10 @@ class ReconstructionDetector:
         chosen = [t for t in tracked if t.at.lost is None]
         counts = steps_taken(held.optimizer, (t.place for t in chosen))
         passes = {t.name: self._pass_over(held, t, counts) for t in chosen}
-        for change in self._compare(held, passes):
-            self._settle(held, held.tracked[change.name], passes[change.name], change)
+        changes = self._compare(held, passes)
+        while changes:  # each is let go of as its deltas are made: what changed isn't held twice
+            change = changes.pop()
+            self._settle(held, held.tracked[change.name], passes.pop(change.name), change)
 
     def _pass_over(self, held: _Attached, t: Tracked, counts: dict[int, int | None]) -> Pass:
         """How a tensor's bits before its last step are known."""
