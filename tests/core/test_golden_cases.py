@@ -149,6 +149,7 @@ def refused(kind: str) -> list[Path]:
     return sorted((FOLDER / "refused").glob(f"{kind}-*"))
 
 
+GOLDEN_LAYOUT: Final = Layout.parse((FOLDER / "layout.json").read_bytes())
 PARSERS: Final[dict[str, Any]] = {
     "layout": (Layout.parse, reference_documents.read_layout),
     "cut": (
@@ -158,7 +159,6 @@ PARSERS: Final[dict[str, Any]] = {
     "manifest": (Manifest.parse, reference_documents.read_manifest),
     "version": (VersionRecord.parse, reference_documents.read_version),
 }
-GOLDEN_LAYOUT: Final = Layout.parse((FOLDER / "layout.json").read_bytes())
 
 
 @pytest.mark.parametrize("kind", PARSERS)
