@@ -20,12 +20,15 @@ from plait.layout import words_per_item
 _MASK: Final = (1 << 64) - 1
 _HEX: Final = re.compile(r"[0-9a-f]{32}")
 
+# A sign would be extended into the key, and give another fingerprint.
+_ITEMS: Final = frozenset(np.dtype(f"<u{size}") for size in (1, 2, 4, 8))
+
 # Added to the key, so that the two lanes of one word have nothing in common.
 SEED_0: Final = np.uint64(0x9E3779B97F4A7C15)
 SEED_1: Final = np.uint64(0xC2B2AE3D27D4EB4F)
 
 # Full passes run in slices, so that Ctrl-C and other threads get a turn.
-_SLICE_ITEMS: Final = 1 << 24
+_SLICE_WORDS: Final = 1 << 24
 
 # Finding the stretches of a run takes as long as summing so many of its words one by one.
 _SHORT_RUN: Final = 64
@@ -71,12 +74,14 @@ def fingerprint_run(bits: NDArray[Any], first_word: int) -> Fingerprint:
     Args:
         bits: 1-d contiguous uint8, uint16, uint32 or uint64.
         first_word: canonical index of the first item's first word.
+    Raises:
+        UsageError: bits of another kind.
     """
     total = ZERO
-    for start in range(0, bits.size, _SLICE_ITEMS):
-        part = bits[start : start + _SLICE_ITEMS]
-        word = first_word + start * words_per_item(bits.itemsize)
-        total += Fingerprint(*map(int, _sum_run(_as_words(part), word)))
+    words = _as_words(bits)
+    for start in range(0, words.size, _SLICE_WORDS):
+        part = words[start : start + _SLICE_WORDS]
+        total += Fingerprint(*map(int, _sum_run(part, first_word + start)))
     return total
 
 
@@ -89,7 +94,7 @@ def fingerprint_strided(
         bits: 1-d contiguous uint8, uint16, uint32 or uint64: the runs, one behind the other.
         first_word: canonical index of the first run's first word.
     Raises:
-        UsageError: they aren't whole runs.
+        UsageError: they aren't whole runs, or bits of another kind.
     """
     if run < 1 or bits.size % run:
         raise UsageError(f"{bits.size} items; expected whole runs of {run}")
@@ -105,10 +110,12 @@ def fingerprint_at(words: NDArray[np.int64], bits: NDArray[Any]) -> Fingerprint:
         words: 1-d int64.
         bits: 1-d uint8, uint16, uint32 or uint64 of the same length.
     Raises:
-        UsageError: they aren't equally long.
+        UsageError: they aren't equally long, or of another kind.
     """
-    if words.shape != bits.shape:
-        raise UsageError(f"{words.shape} words for {bits.shape} items; expected one for each")
+    if words.shape != bits.shape or words.dtype != np.int64:
+        raise UsageError(
+            f"{words.dtype}{words.shape} words for {bits.shape} items; expected one for each, int64"
+        )
     width = words_per_item(bits.itemsize)
     values = _as_words(np.ascontiguousarray(bits))
     return Fingerprint(*map(int, _sum_scattered(words, values, width)))
@@ -116,6 +123,11 @@ def fingerprint_at(words: NDArray[np.int64], bits: NDArray[Any]) -> Fingerprint:
 
 def _as_words(bits: NDArray[Any]) -> NDArray[Any]:
     """Items as their words: uint8 stays (zero-extended in the kernel), wider ones become uint16."""
+    if bits.dtype not in _ITEMS or bits.ndim != 1 or not bits.flags.c_contiguous:
+        raise UsageError(
+            f"a fingerprint of {bits.dtype.str}{list(bits.shape)}; expected 1-d contiguous "
+            "unsigned items, little-endian"
+        )
     return bits if bits.itemsize <= 2 else bits.view("<u2")
 
 

@@ -15,7 +15,13 @@ from typing import Any, Final
 
 from plait import canonical
 from plait.errors import LayoutChanged, LayoutInvalid, LimitExceeded
-from plait.limits import TENSOR_NAME_BYTES_MAX, TENSOR_RANK_MAX, TENSORS_MAX, WORDS_MAX
+from plait.limits import (
+    TENSOR_ELEMENTS_MAX,
+    TENSOR_NAME_BYTES_MAX,
+    TENSOR_RANK_MAX,
+    TENSORS_MAX,
+    WORDS_MAX,
+)
 
 FORMAT: Final = "plait-layout/1"
 
@@ -48,6 +54,7 @@ class TensorSpec:
 
     Raises:
         LayoutInvalid: unknown dtype, bad name, negative or ill-aligned shape.
+        LimitExceeded: sides that no library could multiply, though one of them be 0.
     """
 
     name: str
@@ -60,6 +67,12 @@ class TensorSpec:
             raise LayoutInvalid(f"tensor {self.name!r} has the unknown dtype {self.dtype!r}")
         if len(self.shape) > TENSOR_RANK_MAX or any(side < 0 for side in self.shape):
             raise LayoutInvalid(f"tensor {self.name!r} has the impossible shape {self.shape}")
+        elements = math.prod(side for side in self.shape if side)
+        if elements > TENSOR_ELEMENTS_MAX:
+            raise LimitExceeded(
+                f"tensor {self.name!r} has sides that multiply to {elements}, but for those of 0; "
+                f"at most {TENSOR_ELEMENTS_MAX}: {self.shape}"
+            )
         if math.prod(self.shape) * DTYPE_BITS[self.dtype] % 8:
             raise LayoutInvalid(f"tensor {self.name!r} doesn't fill whole bytes: {self}")
 

@@ -9,6 +9,9 @@ WORDS_MAX: Final = 1 << 48  # the fingerprint's key is (word << 16) | value: 48 
 TENSORS_MAX: Final = 1 << 20  # a large mixture of experts has about 10^5 tensors
 TENSOR_NAME_BYTES_MAX: Final = 1024
 TENSOR_RANK_MAX: Final = 16
+TENSOR_ELEMENTS_MAX: Final = (
+    1 << 53
+) - 1  # of sides that aren't 0: an empty tensor has a shape, too
 
 # Frames -------------------------------------------------------------------------------------------
 FRAME_ELEMENTS_MAX: Final = 1 << 24  # larger frames gain 0.2 % in size and cost parallelism

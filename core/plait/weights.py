@@ -45,7 +45,8 @@ class ArrayWeights:
     Args:
         arrays: one for each tensor, of its item size; of its shape, or flat.
     Raises:
-        LayoutChanged: a tensor is missing, unknown, or of another size.
+        LayoutChanged: a tensor is missing, unknown, of another size or shape, or no array of
+            little-endian numbers.
     """
 
     def __init__(self, layout: Layout, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -65,9 +66,10 @@ class ArrayWeights:
 
 def _array_bits(tensor: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
     flat = array.ndim == 1 and array.size == tensor.items
-    if array.dtype.itemsize != tensor.item_bytes or not (flat or array.shape == tensor.shape):
+    fits = array.dtype.itemsize == tensor.item_bytes and _holds_bits(array.dtype)
+    if not fits or not (flat or array.shape == tensor.shape):
         raise LayoutChanged(
-            f"{tensor.name!r} is {array.dtype}{list(array.shape)}, "
+            f"{tensor.name!r} is {array.dtype.str}{list(array.shape)}, "
             f"expected {tensor.dtype}{list(tensor.shape)}"
         )
     if array.flags.c_contiguous:
@@ -75,6 +77,14 @@ def _array_bits(tensor: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
     bits = np.ascontiguousarray(array).reshape(-1).view(UNSIGNED[tensor.item_bytes])
     bits.flags.writeable = False
     return bits
+
+
+def _holds_bits(dtype: "np.dtype[Any]") -> bool:
+    """Whether its items are numbers in memory, the least significant byte first.
+
+    Texts, times, objects and records aren't; V is what other packages' BF16 and FP8 are.
+    """
+    return dtype.kind in "biufcV" and dtype.names is None and dtype == dtype.newbyteorder("<")
 
 
 def checked_bits(weights: Weights, tensor: TensorSpec) -> NDArray[Any]:
@@ -227,7 +237,11 @@ def fingerprint_weights(weights: Weights, *, threads: int | None = None) -> Fing
 
     Args:
         threads: at most as many; by default all of the process's workers.
+    Raises:
+        UsageError: fewer than one thread.
     """
+    if threads is not None and threads < 1:
+        raise UsageError(f"a pass on {threads} threads; expected one at least")
     layout = weights.layout
 
     def runs() -> Iterator[tuple[TensorSpec, int, int]]:

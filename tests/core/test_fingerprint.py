@@ -1,5 +1,8 @@
 """The fingerprint: a sum over words that any order, shard or update arrives at."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -68,6 +71,43 @@ def test_every_single_bit_and_every_place_counts() -> None:
 def test_every_scattered_item_has_its_word() -> None:
     with pytest.raises(UsageError, match="expected one for each"):
         fingerprint_at(np.arange(3), np.zeros(2, np.uint32))
+
+
+@pytest.mark.parametrize(
+    "bits",
+    [
+        np.full(4, -1, np.int8),
+        np.full(4, -1, np.int16),
+        np.zeros(4, np.float32),
+        np.zeros(4, ">u2"),
+        np.zeros((2, 2), np.uint16),
+    ],
+    ids=lambda bits: f"{bits.dtype.str}{bits.shape}",
+)
+def test_bits_with_a_sign_or_another_order_have_no_fingerprint(bits: Any) -> None:
+    words = np.zeros(bits.shape, np.int64)
+    calls: list[Callable[[], Fingerprint]] = [
+        lambda: fingerprint_run(bits, 0),
+        lambda: fingerprint_strided(bits, 0, run=2, stride=5),
+        lambda: fingerprint_at(words, bits),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="unsigned items"):
+            call()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_a_run_with_holes_in_memory_is_refused(size: int) -> None:
+    bits = np.arange(8, dtype=f"<u{size}")[::2]
+    with pytest.raises(UsageError, match="contiguous"):
+        fingerprint_run(bits, 0)
+    words = np.arange(4, dtype=np.int64) * words_per_item(size)
+    assert fingerprint_at(words, bits) == fingerprint_run(bits.copy(), 0)
+
+
+def test_words_are_int64() -> None:
+    with pytest.raises(UsageError, match="int64"):
+        fingerprint_at(np.zeros(2, np.int32), np.zeros(2, np.uint16))
 
 
 def test_strided_items_are_whole_runs() -> None:

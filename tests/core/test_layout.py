@@ -104,6 +104,23 @@ def test_more_words_than_a_fingerprint_can_number_are_refused() -> None:
         Layout.of([TensorSpec("w", "BF16", (1 << 24, 1 << 25))])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("BF16", (0, (1 << 53) - 1, (1 << 53) - 1)),
+        ("U8", ((1 << 27), 0, (1 << 26))),
+        ("F4", (1 << 53, 0)),
+        ("F64", (0, *(1 << 10,) * 15)),
+    ],
+)
+def test_an_empty_tensor_of_a_shape_that_nothing_could_have_is_refused(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(LimitExceeded, match="multiply to"):
+        TensorSpec("w", dtype, shape)
+    assert TensorSpec("w", "U8", (0, (1 << 53) - 1)).items == 0
+
+
 def document(tensors: object, **fields: object) -> bytes:
     return canonical.serialize({"format": "plait-layout/1", "tensors": tensors} | fields)
 

@@ -66,6 +66,27 @@ def test_missing_unknown_or_reshaped_tensors_are_refused() -> None:
     ArrayWeights(GRID, {"w": array.reshape(-1)})
 
 
+@pytest.mark.parametrize("dtype", [">u2", ">i2", ">f2", "<U1", "S2", "O", "<M8[s]", ">c8", "i1,i1"])
+def test_what_isn_t_numbers_in_little_endian_is_refused(dtype: str) -> None:
+    size = np.dtype(dtype).itemsize
+    layout = Layout.of([TensorSpec("w", {2: "BF16", 4: "F32", 8: "C64"}[size], (4,))])
+    with pytest.raises(LayoutChanged, match="'w' is"):
+        ArrayWeights(layout, {"w": np.zeros(4, dtype)})
+
+
+def test_items_that_numpy_has_no_name_for_are_taken_as_bits() -> None:
+    bits = np.array([1, 0x7FC1], np.uint16)
+    layout = Layout.of([TensorSpec("w", "BF16", (2,))])
+    assert ArrayWeights(layout, {"w": bits.view("V2")}).bits("w").tolist() == bits.tolist()
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_a_pass_on_no_thread_is_refused(threads: int) -> None:
+    weights = ArrayWeights(GRID, {"w": np.zeros(48, np.uint16)})
+    with pytest.raises(UsageError, match="one at least"):
+        fingerprint_weights(weights, threads=threads)
+
+
 def strided_arrays() -> list[NDArray[np.uint16]]:
     """The same 6 by 8 items as a transposed, a reversed, a stepped and a padded view."""
     items = np.arange(48, dtype=np.uint16).reshape(6, 8)

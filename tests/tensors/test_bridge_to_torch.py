@@ -1,5 +1,8 @@
 """The bridge to torch: bits are views, and every device's arithmetic is the kernels' own."""
 
+from collections.abc import Callable
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +23,8 @@ from plait.tensors import (
     scatter_at,
     storage_bits,
 )
-from plait.tensors.fingerprint import device_sum
+from plait.tensors.fingerprint import device_sum, items_on_device
+from plait.tensors.scatter import gather_on_device, scatter_on_device
 from plait.weights import fingerprint_weights
 
 SIZES = (1, 2, 4, 8)
@@ -37,8 +41,10 @@ def test_every_layout_dtype_that_torch_has_keeps_its_size() -> None:
     for name, dtype in DTYPES.items():
         assert torch.empty(1, dtype=dtype).element_size() * 8 == max(DTYPE_BITS[name], 8)
         assert dtype_name(dtype) == name
-    with pytest.raises(LayoutInvalid):
-        dtype_name(torch.complex128)
+    assert DTYPE_BITS.keys() - DTYPES.keys() == {"F4", "F6_E2M3", "F6_E3M2"}
+    for other in (torch.complex128, torch.float4_e2m1fn_x2):
+        with pytest.raises(LayoutInvalid):
+            dtype_name(other)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -68,6 +74,16 @@ def test_a_tensor_without_a_flat_view_is_refused() -> None:
         bits_of(torch.empty(3, device="meta"))
 
 
+@pytest.mark.parametrize("view", [integer_view, storage_bits, bits_of])
+def test_a_tensor_whose_memory_waits_for_a_sign_is_refused(view: Callable[..., object]) -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    lazy = [values.conj(), torch._neg_view(values), torch._neg_view(torch.tensor([1.0, 2.0]))]
+    for tensor in lazy:
+        with pytest.raises(UsageError, match=r"resolve_conj\(\)"):
+            view(tensor)
+        view(tensor.resolve_conj().resolve_neg())
+
+
 def test_storage_bits_reach_beyond_a_view() -> None:
     whole = torch.arange(12, dtype=torch.int16)
     part = whole[4:8]
@@ -82,6 +98,8 @@ def test_torch_sums_the_same_fingerprint_as_the_kernels(item_bytes: int) -> None
     expected = fingerprint_at(words.numpy(), bits)
     assert device_sum(words, items) == expected
     assert fingerprint_items(words, items) == expected
+    with mock.patch("plait.tensors.fingerprint._SLICE", 300):
+        assert items_on_device(words, items) == expected
 
 
 @pytest.mark.parametrize("item_bytes", SIZES)
@@ -112,6 +130,21 @@ def test_gather_and_scatter_move_bits(item_bytes: int) -> None:
     assert old.tolist() == bits[positions].tolist()
     scatter_at(flat, positions, ~old)
     assert bits[positions].tolist() == (~old).tolist()
+
+
+@pytest.mark.parametrize("item_bytes", SIZES)
+def test_torchs_indexing_moves_the_bits_that_the_kernels_move(item_bytes: int) -> None:
+    flat = random_items(item_bytes, 1000)
+    positions = np.random.default_rng(3).permutation(1000)[:700]
+    items = random_items(item_bytes, 700).numpy().view(f"<u{item_bytes}")
+    wanted = flat.clone()
+    scatter_at(wanted, positions, items)
+    with mock.patch("plait.tensors.scatter._SLICE", 300):
+        scatter_on_device(flat, positions, items)
+        assert torch.equal(flat, wanted)
+        found = gather_on_device(flat, positions[::-1])
+    assert found.dtype == items.dtype
+    assert found.tolist() == gather_at(flat, positions[::-1]).tolist() == items[::-1].tolist()
 
 
 @pytest.mark.parametrize("positions", [[-1], [100], [0, 1 << 40]])

@@ -1,5 +1,8 @@
 """The codec in torch makes the bytes that the compiled one makes, and moves the same bits."""
 
+from pathlib import Path
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +17,7 @@ from plait.grain import grain_cut
 from plait.layout import Layout, TensorSpec
 from plait.tensors import DTYPES, StateDictWeights, fingerprint_tensors, integer_view
 from plait.tensors import codec as torch_codec
-from plait.tensors.fingerprint import device_run, device_sum
+from plait.tensors.fingerprint import device_run, device_sum, items_on_device
 from plait.weights import ArrayWeights, fingerprint_weights
 from tests.core.strategies import (
     changed_weights,
@@ -53,6 +56,13 @@ def same(ours: torch_codec.TensorDelta, wanted: codec.FrameDelta) -> bool:
 
 
 def check(cut: Cut, old: ArrayWeights, new: ArrayWeights) -> None:
+    """Once as on a CPU, and once as on any other device: with torch's arithmetic alone."""
+    check_once(cut, old, new)
+    with mock.patch.object(torch_codec, "fingerprint_items", items_on_device):
+        check_once(cut, old, new)
+
+
+def check_once(cut: Cut, old: ArrayWeights, new: ArrayWeights) -> None:
     before, after = state_of(old), state_of(new)
     layout = old.layout
     for number, frame in enumerate(cut.frames):
@@ -150,6 +160,50 @@ def test_what_does_not_fit_is_refused_before_the_first_write() -> None:
     with pytest.raises(ChunkInvalid, match="1-byte"):
         torch_codec.encode_delta(0, frame, torch_codec.TensorDelta.of(narrow, "cpu"))
     assert not any(tensor.any() for tensor in state.values())
+
+
+def test_tensors_that_are_missing_or_on_two_devices_are_refused() -> None:
+    layout = Layout.of([TensorSpec("a", "BF16", (4,))])
+    frame = FrameSpec(2, (Segment(0, 4, 0, 1),))
+    here = {"a": torch.ones(4, dtype=torch.bfloat16)}
+    there = {"a": torch.ones(4, dtype=torch.bfloat16, device="meta")}
+    for old, new in (({}, {}), (here, {}), ({}, here)):
+        with pytest.raises(LayoutChanged, match="'a'"):
+            torch_codec.detect(frame, layout, old, new)
+    for old, new in ((here, there), (there, here)):
+        with pytest.raises(UsageError, match="'a' is on"):
+            torch_codec.detect(frame, layout, old, new)
+    one = codec.FrameDelta(2, np.array([1], np.uint32), np.array([1], np.uint16), Fingerprint())
+    delta = torch_codec.TensorDelta.of(one, "cpu")
+    for call in (torch_codec.apply, torch_codec.increment_on):
+        with pytest.raises(UsageError, match="'a' is on meta, expected on cpu"):
+            call(frame, layout, there, delta)
+
+
+def test_items_beyond_two_to_the_31st_are_found_and_written(tmp_path: Path) -> None:
+    items = (1 << 31) + (1 << 20)
+    layout = Layout.of([TensorSpec("a", "U8", (items,))])
+    states = []
+    for name in ("old", "new"):
+        file = tmp_path / name
+        with file.open("wb") as sparse:
+            sparse.truncate(items)
+        states.append({"a": torch.from_file(str(file), shared=True, size=items, dtype=torch.uint8)})
+    old, new = states
+    start, run = items - (1 << 19), 1 << 10
+    frame = FrameSpec(1, (Segment(start, run, 4 * run, 100), Segment(7, 9, 0, 1)))
+    places = [start, start + run - 1, start + 4 * run * 99 + 5, 8]
+    new["a"][places] = torch.tensor([1, 255, 7, 9], dtype=torch.uint8)
+    delta = torch_codec.detect(frame, layout, old, new)
+    words = np.array(places, np.int64)
+    assert frame.words_of(delta.positions.numpy().astype(np.uint32)).tolist() == places
+    wanted = fingerprint_at(words, np.array([1, 255, 7, 9], np.uint8))
+    assert delta.increment == wanted - fingerprint_at(words, np.zeros(4, np.uint8))
+    encoded = torch_codec.encode_delta(0, frame, delta)
+    assert codec.decode_delta(encoded, frame).positions.tolist() == delta.positions.tolist()
+    assert torch_codec.increment_on(frame, layout, old, delta) == delta.increment
+    torch_codec.apply(frame, layout, old, delta)
+    assert old["a"][places].tolist() == [1, 255, 7, 9]
 
 
 @settings(deadline=None)

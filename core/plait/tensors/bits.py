@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from plait.errors import LayoutInvalid, UsageError
 from plait.weights import UNSIGNED
 
-# safetensors' dtype names → torch's. Packed sub-byte types are held as the U8 of their bytes.
+# safetensors' dtype names → torch's, without F4 and F6: torch has none for F6, and counts pairs of
+# elements where F4 counts elements.
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -53,8 +54,10 @@ def integer_view(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor's items as 1-d uint8, int16, int32 or int64, sharing its memory.
 
     Raises:
-        UsageError: not contiguous: a flat view would be a copy, and writes to it lost.
+        UsageError: not contiguous: a flat view would be a copy, and writes to it lost; or
+            conjugated or negated by a flag, so that its memory holds other bits than it has.
     """
+    _refuse_lazy(tensor)
     if not tensor.is_contiguous():
         raise UsageError(
             f"a tensor of shape {list(tensor.shape)} and strides {list(tensor.stride())} "
@@ -70,7 +73,11 @@ def storage_bits(tensor: torch.Tensor) -> torch.Tensor:
     """The whole storage under a tensor as 1-d integers of the tensor's item size.
 
     Item `tensor.storage_offset()` of it is the tensor's first one. Shares its memory.
+
+    Raises:
+        UsageError: conjugated or negated by a flag.
     """
+    _refuse_lazy(tensor)
     storage = tensor.untyped_storage()
     integers = INTEGERS[tensor.element_size()]
     view = torch.empty(0, dtype=integers, device=tensor.device)
@@ -88,3 +95,11 @@ def bits_of(tensor: torch.Tensor) -> NDArray[Any]:
         raise UsageError(f"numpy can't view a tensor on {tensor.device}; expected one on a CPU")
     bits: NDArray[Any] = integer_view(tensor).numpy().view(UNSIGNED[tensor.element_size()])
     return bits
+
+
+def _refuse_lazy(tensor: torch.Tensor) -> None:
+    if tensor.is_conj() or tensor.is_neg():
+        raise UsageError(
+            "a tensor is conjugated or negated by a flag: its memory holds other bits",
+            remedy="call resolve_conj() and resolve_neg() on it",
+        )

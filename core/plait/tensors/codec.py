@@ -5,7 +5,7 @@ weights are, and only what changed travels. On a CPU the compiled kernels of `pl
 several times faster, and equal bit for bit. zstd runs on the host.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ from plait.codec.frames import EncodedFrame, Mode
 from plait.codec.planes import pack_plane
 from plait.codec.sparse import SKIP
 from plait.cut import FrameSpec
-from plait.errors import ChunkInvalid, LayoutChanged
+from plait.errors import ChunkInvalid, LayoutChanged, UsageError
 from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import Layout, words_per_item
 from plait.limits import RESTART_ELEMENTS
@@ -77,9 +77,13 @@ def detect(frame: FrameSpec, layout: Layout, old: Tensors, new: Tensors) -> Tens
     Args:
         old, new: contiguous tensors by canonical name, all on one device.
     Raises:
-        LayoutChanged, UsageError: a tensor is missing, of another dtype or shape, or strided.
+        LayoutChanged, UsageError: a tensor is missing, of another dtype or shape, strided, or on
+            another device.
     """
-    device = next(iter(new.values())).device
+    flats = [(piece, _flat(piece, old), _flat(piece, new)) for piece in pieces(frame, layout)]
+    device = flats[0][2].device
+    for piece, *both in flats:
+        _require_device(piece, both, device)
     found = [
         (
             torch.empty(0, dtype=torch.int64, device=device),
@@ -87,8 +91,7 @@ def detect(frame: FrameSpec, layout: Layout, old: Tensors, new: Tensors) -> Tens
         )
     ]
     increment = ZERO
-    for piece in pieces(frame, layout):
-        before, after = _flat(piece, old), _flat(piece, new)
+    for piece, before, after in flats:
         for local in _changed(piece, before, after):
             items = _items(piece, local)
             was, now = before[items], after[items]
@@ -127,7 +130,8 @@ def apply(frame: FrameSpec, layout: Layout, weights: Tensors, delta: TensorDelta
 
     Raises:
         ChunkInvalid: the delta doesn't fit the frame.
-        LayoutChanged, UsageError: the weights don't fit their layout, or are strided.
+        LayoutChanged, UsageError: the weights don't fit their layout, are strided, or on another
+            device than the delta.
     """
     for flat, _, items, differences in list(_touched(frame, layout, weights, delta)):
         flat[items] = flat[items] + differences
@@ -161,6 +165,7 @@ def _touched(
         if first < end:
             items = _items(piece, delta.positions[first:end] - piece.frame_offset)
             flat = _flat(piece, weights)
+            _require_device(piece, [flat], delta.positions.device)
             yield flat, _words(piece, items), items, delta.differences[first:end]
 
 
@@ -204,6 +209,12 @@ def _flat(piece: Piece, tensors: Tensors) -> torch.Tensor:
             f"{wanted.name!r} is {held}, expected {wanted.dtype}{list(wanted.shape)}"
         )
     return integer_view(tensor)
+
+
+def _require_device(piece: Piece, flats: Sequence[torch.Tensor], device: torch.device) -> None:
+    for flat in flats:
+        if flat.device != device:
+            raise UsageError(f"{piece.tensor.name!r} is on {flat.device}, expected on {device}")
 
 
 def _check_fit(frame: FrameSpec, delta: TensorDelta) -> None:

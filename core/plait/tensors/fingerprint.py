@@ -35,6 +35,11 @@ def fingerprint_items(words: torch.Tensor, items: torch.Tensor) -> Fingerprint:
             np.ascontiguousarray(words.numpy()),
             np.ascontiguousarray(items.numpy()).view(UNSIGNED[items.element_size()]),
         )
+    return items_on_device(words, items)
+
+
+def items_on_device(words: torch.Tensor, items: torch.Tensor) -> Fingerprint:
+    """As `fingerprint_items`, by torch's arithmetic on any device, a slice at a time."""
     total = ZERO
     for start in range(0, items.numel(), _SLICE):
         part = slice(start, start + _SLICE)

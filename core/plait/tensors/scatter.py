@@ -24,14 +24,21 @@ def gather_at(flat: torch.Tensor, positions: NDArray[np.int64]) -> NDArray[Any]:
         UsageError: a position outside `flat`.
     """
     _check_bounds(flat, positions)
+    if flat.device.type != "cpu":
+        return gather_on_device(flat, positions)
     size = UNSIGNED[flat.element_size()]
     items = np.empty(positions.size, size)
-    if flat.device.type == "cpu":
-        _gather(flat.numpy().view(size), positions, items)
-        return items
+    _gather(flat.numpy().view(size), positions, items)
+    return items
+
+
+def gather_on_device(flat: torch.Tensor, positions: NDArray[np.int64]) -> NDArray[Any]:
+    """As `gather_at` of positions within `flat`, by torch's indexing on any device."""
+    size = UNSIGNED[flat.element_size()]
+    items = np.empty(positions.size, size)
     for start in range(0, positions.size, _SLICE):
         part = slice(start, start + _SLICE)
-        index = torch.from_numpy(positions[part]).to(flat.device)
+        index = _index(flat, positions[part])
         items[part] = flat.index_select(0, index).cpu().numpy().view(size)
     return items
 
@@ -54,13 +61,25 @@ def scatter_at(flat: torch.Tensor, positions: NDArray[np.int64], items: NDArray[
         )
     if flat.device.type == "cpu":
         _scatter(flat.numpy().view(UNSIGNED[flat.element_size()]), positions, items)
-        return
+    else:
+        scatter_on_device(flat, positions, items)
+
+
+def scatter_on_device(
+    flat: torch.Tensor, positions: NDArray[np.int64], items: NDArray[Any]
+) -> None:
+    """As `scatter_at` to positions within `flat`, by torch's indexing on any device."""
     signed = np.dtype("u1") if items.itemsize == 1 else np.dtype(f"<i{items.itemsize}")
     for start in range(0, positions.size, _SLICE):
         part = slice(start, start + _SLICE)
-        index = torch.from_numpy(positions[part]).to(flat.device)
+        index = _index(flat, positions[part])
         values = torch.from_numpy(np.ascontiguousarray(items[part]).view(signed)).to(flat.device)
         flat.index_copy_(0, index, values)
+
+
+def _index(flat: torch.Tensor, positions: NDArray[np.int64]) -> torch.Tensor:
+    # torch takes no negative strides.
+    return torch.from_numpy(np.ascontiguousarray(positions)).to(flat.device)
 
 
 def _check_bounds(flat: torch.Tensor, positions: NDArray[np.int64]) -> None:
