@@ -17,7 +17,6 @@ LIMITS = {
     "words of a layout": [limits.WORDS_MAX],
     "tensors": [limits.TENSORS_MAX],
     "rank of a tensor; bytes of its name": [limits.TENSOR_RANK_MAX, limits.TENSOR_NAME_BYTES_MAX],
-    "product of a tensor's sides other than 0": [limits.INTEGER_MAX],
     "product of a tensor's sides other than 0": [limits.TENSOR_ELEMENTS_MAX],
     "items of a frame": [limits.FRAME_ELEMENTS_MAX],
     "bytes of a `dense` or `wide` frame": [limits.DENSE_FRAME_BYTES_MAX],
