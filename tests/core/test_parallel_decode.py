@@ -108,7 +108,7 @@ def test_hostile_planes_are_refused_by_workers_as_by_one_thread(
 ) -> None:
     frame = frame_of(5 * BLOCK)
     encoded = encode_delta(4, frame, delta_of([40, 0, 33, 1, 40], 5 * BLOCK, 2, 1))
-    planes = {p.name: unpack_plane(p, p.raw_size).copy() for p in encoded.planes}
+    planes = {p.name: unpack_plane(p).copy() for p in encoded.planes}
     numbers = planes[plane].view({"restart": "<u4", "raw": "<u2"}.get(plane, "u1"))
     place = at % numbers.size
     wanted = int(numbers[place]) + value - 20 if relative else value
@@ -124,7 +124,7 @@ def test_hostile_planes_are_refused_by_workers_as_by_one_thread(
 def test_a_mark_that_isn_t_true_is_refused(pool: Workers, row: int, column: int, step: int) -> None:
     frame = frame_of(5 * BLOCK)
     encoded = encode_delta(4, frame, delta_of([40, 0, 33, 1, 40], 5 * BLOCK, 2, 1))
-    planes = {p.name: unpack_plane(p, p.raw_size).copy() for p in encoded.planes}
+    planes = {p.name: unpack_plane(p).copy() for p in encoded.planes}
     marks = planes["restart"].view("<u4").reshape(-1, 4)
     marks[row, column] = (int(marks[row, column]) + step) % (1 << 32)
     stored = tuple(Plane(n, planes[n].size, planes[n].tobytes()) for n in sorted(planes))
@@ -137,7 +137,7 @@ def test_marks_that_agree_with_each_other_but_not_with_the_planes_are_refused(
 ) -> None:
     frame = frame_of(3 * BLOCK)
     encoded = encode_delta(4, frame, delta_of([100, 100, 100], 3 * BLOCK, 2, 1))
-    planes = {p.name: unpack_plane(p, p.raw_size).copy() for p in encoded.planes}
+    planes = {p.name: unpack_plane(p).copy() for p in encoded.planes}
     for column in (2, 3):
         moved = planes["restart"].copy()
         moved.view("<u4").reshape(-1, 4)[:, column] += 1

@@ -140,7 +140,7 @@ def frames(data: bytes) -> None:
 
 
 def _changed_frame(source: Source, encoded: EncodedFrame) -> EncodedFrame:
-    planes = {p.name: unpack_plane(p, p.raw_size).tobytes() for p in encoded.planes}
+    planes = {p.name: unpack_plane(p).tobytes() for p in encoded.planes}
     names = sorted({*planes, "restart", "raw", "small", "gap", "byte0"})
     for _ in range(source.below(3)):
         name = source.pick(names)
@@ -169,19 +169,19 @@ def _stored(source: Source, name: str, raw: bytes) -> Plane:
 def _check_delta(encoded: EncodedFrame, frame: FrameSpec) -> None:
     """Decodes; then the reference must find the same, and encoding it again the same planes."""
     delta = codec.decode_delta(encoded, frame)
-    raw = {p.name: unpack_plane(p, p.raw_size).tobytes() for p in encoded.planes}
+    raw = {p.name: unpack_plane(p).tobytes() for p in encoded.planes}
     row = {"mode": encoded.mode, "count": encoded.count, "planes": raw}
     truth = reference.changes(row, frame.item_bytes, frame.items)
     found = dict(zip(delta.positions.tolist(), delta.differences.tolist(), strict=True))
     assert found == truth, "decoded otherwise than the format says"
     again = codec.encode_delta(encoded.number, frame, delta)
-    assert {p.name: unpack_plane(p, p.raw_size).tobytes() for p in again.planes} == raw
+    assert {p.name: unpack_plane(p).tobytes() for p in again.planes} == raw
     assert delta.increment == encoded.increment
 
 
 def _check_dense(encoded: EncodedFrame, frame: FrameSpec) -> None:
     items = codec.decode_dense(encoded, frame)
-    raw = {p.name: unpack_plane(p, p.raw_size).tobytes() for p in encoded.planes}
+    raw = {p.name: unpack_plane(p).tobytes() for p in encoded.planes}
     row = {"count": encoded.count, "planes": raw}
     assert items.tolist() == reference.dense_items(row, frame.item_bytes)
     assert fingerprint_items(frame, items) == encoded.increment
@@ -196,7 +196,7 @@ def planes(data: bytes) -> None:
     claimed = len(raw) if not source.chance(4) else source.number()
     try:
         plane = Plane("gap", claimed, stored)
-        found = unpack_plane(plane, claimed).tobytes()
+        found = unpack_plane(plane).tobytes()
     except PlaitError:
         return
     assert len(found) == claimed

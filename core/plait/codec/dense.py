@@ -74,11 +74,11 @@ def _split(items: Any, left: Any, planes: Any) -> None:
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _join(planes: Any, right: Any, joined: Any) -> None:
     width = len(planes)
-    one = joined.dtype.type(0)
+    nothing = joined.dtype.type(0)
     for first in range(0, joined.size, _BLOCK):
         part = joined[first : first + _BLOCK]
         count = part.size
-        part[:] = one
+        part[:] = nothing
         for k in range(width):
             plane = planes[k][first : first + _BLOCK]
             for i in range(count):

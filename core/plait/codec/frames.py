@@ -245,7 +245,7 @@ def _unpack(
     present = sorted((name for name in sizes if sizes[name]), key=lambda name: -sizes[name])
 
     def unpack(name: str) -> Bytes:
-        return unpack_plane(stored[name], sizes[name])
+        return unpack_plane(stored[name])
 
     if workers is None or sum(sizes.values()) < _SHARED_BYTES_MIN:
         raw = list(map(unpack, present))

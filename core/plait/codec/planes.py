@@ -73,16 +73,15 @@ def _shrinks(view: memoryview, compressor: zstandard.ZstdCompressor) -> bool:
     return len(compressor.compress(sample)) < 0.99 * len(sample)
 
 
-def unpack_plane(plane: Plane, raw_size: int) -> Bytes:
-    """The bytes of a plane, read-only, once it is known to have just so many.
+def unpack_plane(plane: Plane) -> Bytes:
+    """The bytes of a plane, read-only: as many as it claims, and no more are ever allocated.
 
     Args:
-        raw_size: what the frame's count allows; nothing larger is ever allocated.
+        plane: whose `raw_size` the caller has compared with what its frame allows.
     Raises:
-        ChunkInvalid: the plane has another size, or isn't one zstd frame that says its size.
+        ChunkInvalid: it isn't one zstd frame that says this size.
     """
-    if plane.raw_size != raw_size:
-        raise ChunkInvalid(f"plane {plane.name!r} has {plane.raw_size} bytes, expected {raw_size}")
+    raw_size = plane.raw_size
     if plane.stored_size == raw_size:
         return np.frombuffer(plane.data, np.uint8)
     try:
