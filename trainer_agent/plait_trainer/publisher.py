@@ -255,7 +255,7 @@ class Publisher:
         """
         with self._calling:
             committer = self._standing_committer()
-            copies = self._model.detector.keeps_copy
+            copies = self._model.keeps_copies
             begins = self._await_anchor(committer)
             if begins and not copies and committer.is_in_doubt:
                 # What an unanswered anchor held can't be told any more: is it there?

@@ -38,6 +38,9 @@ class Proven:
 class TrackedModel:
     """A model, and the detector that knows what changed in it.
 
+    Attributes:
+        keeps_copies: whether `detector.captured` outlives the next step on every process.
+
     Args:
         read_back: gives a detector the kept state of some tensors.
     """
@@ -56,6 +59,7 @@ class TrackedModel:
         self._source, self._optimizer = source, optimizer
         self._peers, self._grain, self._read_back = peers, grain, read_back
         self._start: Proven | None = None
+        self.keeps_copies = True
 
     @property
     def share(self) -> Share:
@@ -100,7 +104,7 @@ class TrackedModel:
         """
         self._start = None
 
-        def attach() -> None:
+        def attach() -> bool:
             kept = self._attach(proven.held, proven.division.deltas, proven.base)
             if kept != proven.part:
                 raise FingerprintMismatch(
@@ -108,8 +112,9 @@ class TrackedModel:
                     "attached",
                     remedy="attach between two steps",
                 )
+            return self.detector.keeps_copy
 
-        self._peers.agree("attach", attach)
+        self.keeps_copies = all(self._peers.agree("attach", attach))
         self._start = proven
 
     def capture(self, *, begins: bool, external: bool) -> Capture:

@@ -106,10 +106,10 @@ KINDS = {
 }  # fmt: skip
 
 
-def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The whole model as it should be published: BF16 parameters, buffers as they are.
+def gathered(model: nn.Module, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """The whole model, without its tied head: parameters in `dtype`, buffers as they are.
 
-    Collective. The tied head is left out.
+    Collective.
     """
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
@@ -117,5 +117,5 @@ def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
     for name, tensor in inner.state_dict().items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if name != "head.weight":
-            whole[name] = full.bfloat16() if name in parameters else full.clone()
+            whole[name] = full.to(dtype, copy=True) if name in parameters else full.clone()
     return whole
