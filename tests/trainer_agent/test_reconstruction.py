@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import PublishError
+from plait.grain import grain_cut
+from plait.layout import Layout, TensorSpec
 from plait_trainer.boundary_log import near_boundary
 from plait_trainer.inversion import Inversion, Moments, Options, error_offset
 from plait_trainer.reconstruction import ReconstructionDetector
+from plait_trainer.share import Share
 from tests.trainer_agent.side_by_side import Gradients, SideBySide, parameters
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -329,6 +332,41 @@ def test_several_threads_find_the_same() -> None:
         gradients.give()
         optimizer.step()
         pair.publish()
+    assert pair.recalled == []
+
+
+def test_tensors_of_many_blocks_and_columns_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait_trainer.watch._CPU_BLOCK", 50_000)
+    shapes = {"q_proj.weight": (400, 700), "down_proj.weight": (700, 400), "o.weight": (3, 70_001)}
+    tensors = parameters(2, **shapes)
+    optimizer = torch.optim.AdamW(tensors.values(), lr=1e-4)
+    layout = Layout.of(TensorSpec(name, "BF16", shape) for name, shape in shapes.items())
+    share = Share.whole(layout, grain_cut(layout, for_anchor=False))
+    gradients, pair = Gradients(tensors), SideBySide(tensors, optimizer, share=share)
+    for steps in (1, 2):
+        for _ in range(steps):
+            gradients.give()
+            optimizer.step()
+        assert len(pair.publish().deltas) > 3
+    assert pair.recalled == []
+    assert pair.detector.report.log_entries > 100
+
+
+def test_a_processor_that_flushes_subnormals_to_zero() -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.fail("this processor can't flush subnormals, which the bound's last term is for")
+    try:
+        tensors = {"w": torch.nn.Parameter(torch.randn(4000) * 1e-36)}
+        optimizer = torch.optim.AdamW(tensors.values(), lr=1e-30, foreach=False)
+        gradients, pair = Gradients(tensors), SideBySide(tensors, optimizer)
+        for step in range(4):
+            gradients.give()
+            assert tensors["w"].grad is not None
+            tensors["w"].grad *= 10.0 ** (-9 * step)
+            optimizer.step()
+            pair.publish()
+    finally:
+        torch.set_flush_denormal(False)
     assert pair.recalled == []
 
 

@@ -316,29 +316,26 @@ def refuse(error: Exception) -> Callable[..., SomeWeights]:
 
 def test_nothing_moves_while_the_kept_state_cannot_be_read() -> None:
     run = Training()
-    held = run.pair.detector._attached
+    held = run.pair.detector._watch
     assert held is not None
-    working = held.read_back
+    working = run.pair.read_back
     run.step()
     run.tensors["a"].data[0] = 5
-    held.read_back = refuse(RegistryUnavailable("away"))
+    run.pair.detector._recall = refuse(RegistryUnavailable("away"))
     for _ in range(2):
         with pytest.raises(RegistryUnavailable, match="away"):
             run.pair.detector.capture(run.pair.live())
         run.step()
-    held.read_back = None
+    run.pair.detector._recall = None
     with pytest.raises(PublishError, match="what changed in 1 tensors isn't known"):
         run.pair.detector.capture(run.pair.live())
-    held.read_back = working
+    run.pair.detector._recall = working
     assert run.recalled() == ["a"]
 
 
 def test_what_is_read_back_must_be_the_kept_state() -> None:
     run = Training()
-    held = run.pair.detector._attached
-    assert held is not None
-    assert held.read_back is not None
-    working = held.read_back
+    working = run.pair.read_back
     run.step()
     run.tensors["a"].data[0] = 5
 
@@ -347,23 +344,21 @@ def test_what_is_read_back_must_be_the_kept_state() -> None:
         weights.bits("a")[3] ^= 1
         return weights  # type: ignore[return-value]
 
-    held.read_back = wrong
+    run.pair.detector._recall = wrong
     with pytest.raises(FingerprintMismatch, match="read back of a isn't the state"):
         run.pair.detector.capture(run.pair.live())
-    held.read_back = working
+    run.pair.detector._recall = working
     assert run.recalled() == ["a"]
 
 
 def test_an_observation_that_fails_keeps_the_step_from_happening() -> None:
     run = Training()
-    held = run.pair.detector._attached
+    held = run.pair.detector._watch
     assert held is not None
     run.step()
     live = held.live
     held.live = {}
     before = {name: tensor.clone() for name, tensor in run.tensors.items()}
-    held.tracked["b"].place, place = None, held.tracked["b"].place
-    held.tracked["b"].place = place
     with pytest.raises(KeyError):
         run.step()
     assert all(torch.equal(tensor, run.tensors[name]) for name, tensor in before.items())
@@ -376,7 +371,7 @@ def test_an_observation_that_was_cut_short_is_noticed() -> None:
     run = Training()
     run.step()
     run.step()
-    held = run.pair.detector._attached
+    held = run.pair.detector._watch
     assert held is not None
     tracked = held.tracked["c"]
     tracked.at = replace(tracked.at, deltas={})

@@ -147,6 +147,7 @@ class Inversion:
 
     Attributes:
         update_bound: that no update may exceed.
+        excess: the factor over what gradients lead to that is part of it.
     """
 
     step_size: float
@@ -154,6 +155,7 @@ class Inversion:
     eps: float
     decay: float
     update_bound: float
+    excess: float
 
     @classmethod
     def of(cls, options: Options, step: int, *, excess: float = 1.0) -> "Inversion":
@@ -168,6 +170,7 @@ class Inversion:
             eps=options.eps,
             decay=options.decay,
             update_bound=update_bound(options, step) * excess,
+            excess=excess,
         )
 
     def recover(

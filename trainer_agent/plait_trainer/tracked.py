@@ -21,6 +21,9 @@ from plait_trainer.optimized import Place
 _CPU_ITEMS: Final = 1 << 14
 _DEVICE_ITEMS: Final = 1 << 22
 
+# A bound of 0 is exceeded by any update.
+_LEAST: Final = 1e-300
+
 
 @dataclass(frozen=True, slots=True)
 class Begun:
@@ -104,7 +107,7 @@ class Pass:
         log: of the weights before the step.
         writer: of the log for the next step.
         problem: why the result isn't to be believed; None: if it is proven, it is.
-        excess: of the largest update over its bound, as a factor; 0 where none exceeds it.
+        excess: of the largest update over what gradients lead to, as a factor; 0 where none is.
     """
 
     live: LiveTensor
@@ -146,11 +149,10 @@ class Pass:
             run = Moments(*(run_of(m, start, stop).contiguous() for m in (first, second)))
             recovered, largest = self.inversion.recover(weights, run, scratch[2, :items])
             old[:items] = bits_of(recovered.to(place.dtype).cpu())
-            if not largest <= self.inversion.update_bound:  # nor is NaN
-                self.excess = max(self.excess, largest / max(self.inversion.update_bound, 1e-300))
-                self.problem = (
-                    f"an update is {largest:g}, and gradients lead to "
-                    f"{self.inversion.update_bound:g} at most"
-                )
+            bound = self.inversion.update_bound
+            if not largest <= bound:  # nor is NaN
+                factor = largest * self.inversion.excess / max(bound, _LEAST)
+                self.excess = max(self.excess, factor)
+                self.problem = f"an update is {largest:g}, and gradients lead to {bound:g} at most"
         if self.writer is not None:
             self.writer.add(start, weights, published, scratch[:2])
