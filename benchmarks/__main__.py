@@ -1,6 +1,7 @@
 """Runs every benchmark, prints the tables and keeps them: `python -m benchmarks`."""
 
 import datetime
+import json
 import os
 import platform
 import sys
@@ -17,9 +18,8 @@ from benchmarks.grain import grain_section
 from benchmarks.module_engine import module_section
 from benchmarks.reconstruction import reconstruction_sections
 from benchmarks.registry import registry_section
-from benchmarks.report import Section
+from benchmarks.report import CURVES, RESULTS, Section
 
-_RESULTS: Final = Path(__file__).parent / "results"
 _PARTS: Final[dict[str, Callable[[], list[Section]]]] = {
     "codec": codec_sections,
     "anchors": lambda: [anchors_section()],
@@ -32,18 +32,23 @@ _PARTS: Final[dict[str, Callable[[], list[Section]]]] = {
 
 
 def main() -> None:
-    """Arguments name the parts to run (codec, grain, registry, module); all of them without."""
+    """Arguments name the parts to run. Without any, all run, and what they find is kept."""
     wanted = sys.argv[1:] or list(_PARTS)
     if unknown := set(wanted) - _PARTS.keys():
         sys.exit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(_PARTS)}")
     load_before = os.getloadavg()[0]
-    texts = [section.to_markdown() for part in wanted for section in _PARTS[part]()]
-    page = "\n".join([_heading(load_before), *texts])
+    sections = [section for part in wanted for section in _PARTS[part]()]
+    page = "\n".join([_heading(load_before), *(section.to_markdown() for section in sections)])
     print(page)
-    if len(wanted) == len(_PARTS):
-        _RESULTS.mkdir(exist_ok=True)
-        file = _RESULTS / f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.md"
-        file.write_text(page)
+    if not sys.argv[1:]:
+        _keep(page, sections)
+
+
+def _keep(page: str, sections: list[Section]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.md").write_text(page)
+    curves = {title: lines for section in sections for title, lines in section.curves.items()}
+    CURVES.write_text(json.dumps(curves, indent=1) + "\n")
 
 
 def _heading(load_before: float) -> str:

@@ -1,8 +1,6 @@
 """The same steps in other published formats."""
 
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -15,15 +13,16 @@ from benchmarks.timing import cpu_seconds, peak_bytes
 from benchmarks.workload import Step
 from plait.weights import ArrayWeights
 
-# What benchmarks.plot draws.
-POINTS: Final = Path(__file__).parent / "results" / "bytes-per-change.json"
 _RUNS: Final = 2
 _MEASURED: Final = 4
+
+Lines = dict[str, dict[str, float]]
 
 
 def format_section(title: str, held: list[tuple[Step, Encoded]]) -> Section:
     """Size, speed and memory of plait and of every emulated format."""
-    rows = [row for step, found in held for row in _rows(title, step, found)]
+    lines: Lines = {}
+    rows = [row for step, found in held for row in _rows(lines, step, found)]
     return Section(
         f"Formats. {title}",
         "Other systems' formats, emulated from their descriptions in numpy, without their "
@@ -35,10 +34,11 @@ def format_section(title: str, held: list[tuple[Step, Encoded]]) -> Section:
          "times plait", "encode / memcpy", "decode / memcpy", "encode memory / dense",
          "decode memory / dense"],
         rows,
+        {title.split(" (")[0]: lines},
     )  # fmt: skip
 
 
-def _rows(title: str, step: Step, found: Encoded) -> list[list[str]]:
+def _rows(lines: Lines, step: Step, found: Encoded) -> list[list[str]]:
     layout = step.old.layout
     changed = found.manifest.statistics.changed_elements
     source = np.concatenate([step.old.bits(t.name) for t in layout.tensors])
@@ -47,7 +47,7 @@ def _rows(title: str, step: Step, found: Encoded) -> list[list[str]]:
     rows = []
 
     def add(name: str, size: float, speeds: Sequence[str] = ()) -> None:
-        _keep(title, name, step.density, size / changed)
+        lines.setdefault(name, {})[f"{step.density:.6f}"] = round(size / changed, 4)
         rows.append([
             f"{step.density:.2%}", f"{step.byte_density:.2%}", name, f"{size / changed:.3f}",
             f"{layout.dense_bytes / size:.1f}x", f"{size / found.stored_bytes:.2f}",
@@ -88,11 +88,3 @@ def _rows(title: str, step: Step, found: Encoded) -> list[list[str]]:
 def _copy(weights: ArrayWeights) -> ArrayWeights:
     names = [tensor.name for tensor in weights.layout.tensors]
     return ArrayWeights(weights.layout, {name: weights.bits(name).copy() for name in names})
-
-
-def _keep(title: str, name: str, density: float, size: float) -> None:
-    points = json.loads(POINTS.read_text()) if POINTS.exists() else {}
-    lines = points.setdefault(title.split(" (")[0], {}).setdefault(name, {})
-    lines[f"{density:.6f}"] = round(size, 4)
-    POINTS.parent.mkdir(exist_ok=True)
-    POINTS.write_text(json.dumps(points, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Draws the last benchmark's sizes: `python -m benchmarks.plot` writes docs/images."""
+"""Draws the last full run's sizes: `python -m benchmarks.plot` writes docs/images."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Final
 import matplotlib
 from matplotlib import pyplot
 
-from benchmarks.formats import POINTS
+from benchmarks.report import CURVES
 
 _IMAGE: Final = Path(__file__).parent.parent / "docs" / "images" / "bytes-per-change.svg"
 _TICKS: Final = (0.3, 0.5, 1, 2, 5, 10)
@@ -17,7 +17,7 @@ _LEFT_OUT: Final = "whole checkpoint"  # two bytes over the density: off any sca
 def main() -> None:
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "plait"
-    workloads = json.loads(POINTS.read_text())
+    workloads = json.loads(CURVES.read_text())
     figure, axes = pyplot.subplots(
         1, len(workloads), figsize=(6 * len(workloads), 5), sharey=True, layout="constrained"
     )
