@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plait.codec.algebra import FrameDelta, apply, increment_on
-from plait.codec.frames import decode_dense, write_dense
+from plait.codec.frames import decode_dense
 from plait.cut import FrameSpec
 from plait.errors import BaseMismatch, DocumentInvalid, FingerprintMismatch
 from plait.fingerprint import Fingerprint
 from plait.layout import Layout
 from plait.manifest import ChunkEntry, SideFile
-from plait.weights import Weights, fingerprint_weights
+from plait.weights import Weights, fingerprint_weights, scatter
 from plait.workers import shared
 from plait_client.failpoints import failpoint
 from plait_client.fetch import FetchedStep, Fetcher
@@ -105,7 +105,7 @@ def write_anchor(step: FetchedStep, weights: Weights, progress: Progress) -> Non
     def write(entry: ChunkEntry) -> None:
         for encoded in step.open(entry).frames:
             frame = cut.frames[encoded.number]
-            write_dense(frame, weights, decode_dense(encoded, frame))
+            scatter(frame, weights, decode_dense(encoded, frame))
             progress.advance(frame.nbytes)
 
     shared().map(write, step.manifest.chunks)

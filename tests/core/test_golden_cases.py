@@ -14,7 +14,7 @@ from plait.cut import Cut, FrameSpec, Segment
 from plait.errors import PlaitError
 from plait.layout import DTYPE_BITS, Layout
 from plait.manifest import Manifest, VersionRecord
-from plait.weights import UNSIGNED, ArrayWeights, fingerprint_weights
+from plait.weights import UNSIGNED, ArrayWeights, fingerprint_weights, scatter
 from tests.core import reference, reference_documents
 from tests.core.reference_documents import Refused, digest_of
 from tests.core.strategies import equal_bits
@@ -73,7 +73,7 @@ def test_an_anchor_and_a_delta_of_every_dtype_lead_to_its_bits() -> None:
     delta = Manifest.parse(DTYPES["manifest-delta.json"])
     held = weights("new")
     for encoded, frame in frames_of(anchor):
-        codec.write_dense(frame, held, codec.decode_dense(encoded, frame))
+        scatter(frame, held, codec.decode_dense(encoded, frame))
     assert equal_bits(held, weights("old"))
     assert fingerprint_weights(held) == anchor.target == delta.base
     for encoded, frame in frames_of(delta):

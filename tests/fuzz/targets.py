@@ -23,7 +23,7 @@ from plait.errors import PlaitError
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
 from plait.layout import Layout
 from plait.manifest import ChunkEntry, Manifest, VersionRecord
-from plait.weights import fingerprint_items, gather, pieces
+from plait.weights import fingerprint_items, gather, pieces, scatter
 from plait.wire import PlanDocument
 from plait_client.cache import ChunkCache
 from plait_client.fetch import Fetcher
@@ -308,7 +308,7 @@ def _use_frame(reader: ChunkReader, number: int, cut: Cut) -> None:
         encoded = reader.frame(number)
         if encoded.mode == "dense":
             _check_dense(encoded, frame)
-            codec.write_dense(frame, live, codec.decode_dense(encoded, frame))
+            scatter(frame, live, codec.decode_dense(encoded, frame))
             return
         _check_delta(encoded, frame)
     except PlaitError:

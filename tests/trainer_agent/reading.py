@@ -4,11 +4,11 @@ import torch
 
 from plait.codec.algebra import apply, increment_on
 from plait.codec.chunks import read_chunk
-from plait.codec.frames import decode_delta, decode_dense, write_dense
+from plait.codec.frames import decode_delta, decode_dense
 from plait.cut import Cut
 from plait.layout import Layout
 from plait.tensors import DTYPES, StateDictWeights
-from plait.weights import Weights, fingerprint_weights
+from plait.weights import Weights, fingerprint_weights, scatter
 from plait.wire import PlanStep
 from plait_client.registry import RegistryClient
 from plait_trainer.live import TensorView
@@ -41,7 +41,7 @@ def follow(client: RegistryClient, step: PlanStep, layout: Layout, weights: Weig
         for encoded in read_chunk(client.chunk(entry.digest), entry=entry).frames:
             frame = cut.frames[encoded.number]
             if step.kind == "anchor":
-                write_dense(frame, weights, decode_dense(encoded, frame))
+                scatter(frame, weights, decode_dense(encoded, frame))
             else:
                 delta = decode_delta(encoded, frame)
                 assert increment_on(frame, weights, delta) == encoded.increment

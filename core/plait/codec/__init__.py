@@ -9,7 +9,6 @@ from plait.codec.frames import (
     decode_dense,
     encode_delta,
     encode_dense,
-    write_dense,
 )
 from plait.codec.planes import Plane
 from plait.codec.sweep import detect_frames
@@ -34,5 +33,4 @@ __all__ = [
     "negate",
     "pack_chunks",
     "read_chunk",
-    "write_dense",
 ]

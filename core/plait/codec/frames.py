@@ -28,7 +28,6 @@ from plait.weights import (
     gather,
     pieces,
     readable_bits,
-    scatter,
 )
 from plait.workers import Workers
 
@@ -193,15 +192,6 @@ def decode_dense(encoded: EncodedFrame, frame: FrameSpec) -> NDArray[Any]:
             found=str(found),
         )
     return items
-
-
-def write_dense(frame: FrameSpec, weights: Weights, items: NDArray[Any]) -> None:
-    """Writes decoded items to the weights.
-
-    Raises:
-        UsageError: other items than the frame's, or read-only weights.
-    """
-    scatter(frame, weights, items)
 
 
 def _read_dense(frame: FrameSpec, weights: Weights) -> tuple[list[NDArray[Any]], Fingerprint]:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from plait.codec.algebra import FrameDelta, apply, increment_on
-from plait.codec.frames import decode_dense, write_dense
+from plait.codec.frames import decode_dense
 from plait.errors import LayoutInvalid, PublishError
 from plait.fingerprint import ZERO
 from plait.layout import Layout, TensorSpec
 from plait.tensors import DTYPES
-from plait.weights import UNSIGNED, ArrayWeights, fingerprint_weights
+from plait.weights import UNSIGNED, ArrayWeights, fingerprint_weights, scatter
 from plait_trainer import SnapshotDetector
 from plait_trainer.blocks import BlockSpec, PlacedBlock
 from plait_trainer.deltas import encode_whole
@@ -136,7 +136,7 @@ def test_the_ranks_anchors_are_the_model(held: list[list[BlockSpec]], seed: int)
     for share in shares:
         for encoded in encode_whole(share, local_weights(share, whole)):
             frame = share.cut.cut.frames[encoded.number]
-            write_dense(frame, built, decode_dense(encoded, frame))  # proves the increment
+            scatter(frame, built, decode_dense(encoded, frame))  # proves the increment
             total += encoded.increment
     assert total == fingerprint_weights(whole)
     for name, array in bits.items():
