@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.cut import plain_cut
-from plait.errors import EngineRefused, FormatError, MapUnproven, ReplicaUnproven
+from plait.errors import BaseMismatch, EngineRefused, FormatError, MapUnproven, ReplicaUnproven
 from plait.layout import Layout, TensorSpec
 from plait.weights import fingerprint_weights
 from plait_rollout.sglang.chain import Step, added_up, check_chain
@@ -159,7 +159,7 @@ def test_a_chain_with_a_hole_or_of_another_cut_is_refused(tmp_path: Path) -> Non
     layout = layout_of(a)
     cut = plain_cut(layout, for_anchor=False)
     first, second = steps_of(tmp_path, [a, b, c], cut)
-    with pytest.raises(FormatError, match="the next one leaves"):
+    with pytest.raises(BaseMismatch, match="the next one leaves"):
         check_chain(layout.digest, cut, [second, first])
     with pytest.raises(FormatError, match="cut"):
         check_chain(layout.digest, column_cut(layout), [first])

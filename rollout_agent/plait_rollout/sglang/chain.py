@@ -3,7 +3,6 @@
 Memory: one frame of the sum for each worker, and the chunks of each step that these lie in.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +30,9 @@ def check_chain(layout_digest: str, cut: Cut | None, steps: Sequence[Step]) -> N
     """Refuses steps that can't be added up.
 
     Raises:
-        FormatError: an anchor, another layout or cut, a frame number outside the cut, or
-            steps that don't lead from one to the next.
+        FormatError: an anchor, another layout or cut, or a frame number outside the cut.
+        BaseMismatch: steps that don't lead from one to the next.
     """
-    for before, after in itertools.pairwise(steps):
-        if _ends(before)[1] != _ends(after)[0]:
-            raise FormatError(
-                f"a step reaches {_ends(before)[1]} and the next one leaves {_ends(after)[0]}"
-            )
     for step in steps:
         manifest = step.manifest
         if manifest.kind != "delta" or manifest.layout != layout_digest:
@@ -54,6 +48,8 @@ def check_chain(layout_digest: str, cut: Cut | None, steps: Sequence[Step]) -> N
                     f"chunk {chunk.digest} holds frame {chunk.frames[-1]} "
                     f"of a cut of {len(cut.frames)} frames"
                 )
+    if steps:
+        squash.check_chain([_stored(step, cut) for step in steps])
 
 
 def added_up(
@@ -67,15 +63,14 @@ def added_up(
         ChunkInvalid, CorruptionError: a chunk isn't what its manifest says.
         ObjectMissing: a chunk's file isn't there.
     """
-    stored = [squash.Step(s.manifest, cut, _reader_of(s), s.direction) for s in steps]
+    stored = [_stored(step, cut) for step in steps]
     numbers = [number for number in squash.frames_of(stored) if wanted(cut.frames[number])]
     for number, total in squash.added_up(cut, stored, numbers, shared()):
         yield cut.frames[number], total
 
 
-def _ends(step: Step) -> tuple[object, object]:
-    ends = (step.manifest.base, step.manifest.target)
-    return ends if step.direction == "forward" else ends[::-1]
+def _stored(step: Step, cut: Cut | None) -> squash.Step:
+    return squash.Step(step.manifest, cut, _reader_of(step), step.direction)
 
 
 def _reader_of(step: Step) -> Callable[[ChunkEntry], ChunkReader]:
