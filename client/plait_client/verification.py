@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.codec.chunks import read_chunk
-from plait.errors import FingerprintMismatch
+from plait.cut import Cut
+from plait.errors import ChunkInvalid, DocumentInvalid, FingerprintMismatch
 from plait.fingerprint import ZERO, Fingerprint
-from plait.manifest import Manifest
+from plait.layout import Layout
+from plait.manifest import Manifest, Statistics
 from plait.weights import fingerprint_weights
 from plait.wire import PlanStep, VersionDocument
 from plait_client.checkout_folder import refuse_torn
@@ -36,10 +38,11 @@ def verify_stored(
 ) -> Verification:
     """Read everything that leads to a version, past every cache.
 
-    Documents and chunks must have their digests, frames their checksums, and the increments must
-    add up, step by step, to the version's fingerprint.
+    Documents and chunks must have their digests, frames their checksums, manifests the statistics
+    of their frames, and the increments must add up, step by step, to the version's fingerprint.
 
     Raises:
+        DocumentInvalid: a manifest's statistics aren't those of its frames.
         CorruptionError, ChunkInvalid, ObjectMissing: what is damaged or gone.
     """
     plan = plan_stored(client, version.policy, version.version_digest)
@@ -84,17 +87,43 @@ def verify_folder(folder: Path, version: VersionDocument) -> Verification:
 def _verify_step(
     client: RegistryClient, step: PlanStep, manifest: Manifest, progress: Progress
 ) -> Fingerprint:
-    """The step's contribution to the fingerprint; a reverse step subtracts."""
-    if manifest.external:
-        return manifest.target
+    """The step's contribution to the fingerprint; a reverse step subtracts.
+
+    Raises:
+        ChunkInvalid: a frame that the cut doesn't have.
+        DocumentInvalid: statistics other than those of the frames and the layout.
+    """
     layout = client.layout(manifest.layout)
+    if manifest.external:
+        elements, size = layout.total_elements, layout.dense_bytes
+        _check_statistics(manifest, layout, elements, size)
+        return manifest.target
+    cut: Cut | None = None
     if manifest.cut is not None:
-        client.cut(manifest.cut).check_against(layout)
-    total = ZERO
+        cut = client.cut(manifest.cut)
+        cut.check_against(layout)
+    total, elements, size = ZERO, 0, 0
     for entry in manifest.chunks:
         reader = read_chunk(client.chunk(entry.digest, entry.size), entry=entry)
-        total += sum((frame.increment for frame in reader.frames), ZERO)
+        for frame in reader.frames:
+            if cut is None or frame.number >= len(cut.frames):
+                raise ChunkInvalid(f"chunk {entry.digest}: the cut has no frame {frame.number}")
+            total += frame.increment
+            elements += frame.count
+            size += frame.count * cut.frames[frame.number].item_bytes
         progress.advance(entry.size)
+    _check_statistics(manifest, layout, elements, size)
     for side_file in manifest.side_files:
         client.chunk(side_file.digest, side_file.size)
     return -total if step.kind == "reverse" else total
+
+
+def _check_statistics(manifest: Manifest, layout: Layout, elements: int, size: int) -> None:
+    expected = Statistics(
+        elements, size, layout.total_elements, layout.dense_bytes, manifest.chunk_bytes
+    )
+    if manifest.statistics != expected:
+        raise DocumentInvalid(
+            f"manifest {manifest.digest} says {manifest.statistics}; its frames and its layout "
+            f"say {expected}"
+        )

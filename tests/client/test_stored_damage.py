@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from plait.errors import (
     ChunkInvalid,
     CorruptionError,
     DigestMismatch,
+    DocumentInvalid,
     FingerprintMismatch,
     LimitExceeded,
     ObjectMissing,
     PlaitError,
     SizeMismatch,
 )
+from plait.manifest import VersionRecord
 from plait.store import LocalStore, MemoryStore
 from plait_client.cache import ChunkCache
 from plait_client.checkout import checkout
@@ -27,7 +30,7 @@ from plait_client.fetch import Fetcher
 from plait_client.progress import SILENT
 from plait_client.publish import Request, publish
 from plait_client.registry import RegistryClient
-from plait_client.upload import put_cut, put_layout, upload_frames
+from plait_client.upload import commit_version, put_cut, put_layout, upload_frames
 from plait_client.verification import verify_folder, verify_stored
 from tests.client import checkpoints
 from tests.client.checkpoint_line import Line, make_line
@@ -104,6 +107,35 @@ def test_a_publish_mends_what_the_store_has_lost(
     publish(Request(line.folder(2), line.policy, base=line.folder(1)), fetcher)
     assert again.seq == 3
     assert verify_stored(client, client.version(line.policy, "4"), SILENT).manifests >= 1
+
+
+@pytest.mark.parametrize("wrong", ["changed_elements", "changed_bytes"])
+@pytest.mark.parametrize("seq", [1, 2])
+def test_verify_compares_a_manifests_statistics_with_its_frames(
+    client: RegistryClient, line: Line, seq: int, wrong: str
+) -> None:
+    """The registry doesn't read chunks: it believes what a publisher says of them."""
+    version = client.version(line.policy, str(seq))
+    right = client.manifest(version.manifest_digest)
+    policy = f"{line.policy}-claims"
+    client.create_policy(policy)
+    parent = None
+    for number in range(1, seq + 1):
+        manifest = client.manifest(client.version(line.policy, str(number)).manifest_digest)
+        if number == seq:
+            claim = {wrong: getattr(right.statistics, wrong) - 1}
+            manifest = replace(right, statistics=replace(right.statistics, **claim))
+        record = VersionRecord(
+            policy, manifest.layout, parent, manifest.target, "full", f"{number:032x}"
+        )
+        commit_version(
+            client, policy=policy, channel="main", record=record, manifest=manifest,
+            expected_head=parent, expected_generation=number - 1,
+        )  # fmt: skip
+        parent = record.digest
+    with pytest.raises(DocumentInvalid, match="its frames and its layout say"):
+        verify_stored(client, client.version(policy, str(seq)), SILENT)
+    assert verify_stored(client, version, SILENT).chunks >= seq
 
 
 def test_verify_reads_every_weight_of_a_folder(
