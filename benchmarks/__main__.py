@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from benchmarks.anchors import anchors_section
+from benchmarks.anchors import anchors_sections
 from benchmarks.codec import codec_sections
 from benchmarks.exponent_classes import classes_section
 from benchmarks.grain import grain_section
@@ -22,7 +22,7 @@ from benchmarks.report import CURVES, RESULTS, Section
 
 _PARTS: Final[dict[str, Callable[[], list[Section]]]] = {
     "codec": codec_sections,
-    "anchors": lambda: [anchors_section()],
+    "anchors": anchors_sections,
     "classes": lambda: [classes_section()],
     "grain": lambda: [grain_section()],
     "reconstruction": reconstruction_sections,

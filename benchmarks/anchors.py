@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report import Section
 from benchmarks.timing import cpu_seconds
+from benchmarks.treatments import treatments_section
 from plait.codec import decode_dense, encode_dense
 from plait.grain import grain_cut
 from plait.layout import Layout, TensorSpec
@@ -23,8 +24,13 @@ _GRAIN: Final = 8
 _COLUMNS: Final = 2048
 
 
-def anchors_section() -> Section:
-    """SmolLM2's weights as they are, and converted."""
+def anchors_sections() -> list[Section]:
+    """SmolLM2's weights as they are, and converted: as plait stores them, and in other planes."""
+    held = {dtype: _bits(tensor) for dtype, tensor in _tensors().items()}
+    return [_speeds_section(held), treatments_section(held)]
+
+
+def _tensors() -> dict[str, torch.Tensor]:
     folder = CheckpointFolder(base_model("smollm2", _CACHE))
     bits = np.concatenate([folder.bits(t.name) for t in folder.layout.tensors])[-_ITEMS:]
     bf16 = torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16)
@@ -32,19 +38,22 @@ def anchors_section() -> Section:
     low = torch.from_numpy(np.random.default_rng(0).integers(0, 1 << 16, bits.size, np.int32))
     master = (bf16.float().view(torch.int32) | low).view(torch.float32)
     scale = 240 / bf16.abs().max().float()
-    tensors = {
+    quantised = (master * (127 / bf16.abs().max().float())).round()
+    return {
         "BF16": bf16,
         "F16": bf16.half(),
         "F32": master,
         "F8_E4M3": (master * scale).to(torch.float8_e4m3fn),
         "F8_E5M2": (master * scale).to(torch.float8_e5m2),
-        "I8": (master * (127 / bf16.abs().max().float())).round().to(torch.int8),
+        "I8": quantised.to(torch.int8),
+        "I32": quantised.to(torch.int32),
         "I64": torch.arange(_ITEMS // 4),
     }
-    rows = [_row(dtype, _bits(tensor)) for dtype, tensor in tensors.items()]
-    rows += [
-        _row(dtype, _bits(tensors[dtype]), grain=_GRAIN) for dtype in ("BF16", "F32", "F8_E4M3")
-    ]
+
+
+def _speeds_section(held: dict[str, NDArray[Any]]) -> Section:
+    rows = [_row(dtype, bits) for dtype, bits in held.items()]
+    rows += [_row(dtype, held[dtype], grain=_GRAIN) for dtype in ("BF16", "F32", "F8_E4M3")]
     return Section(
         "Anchors",
         f"Dense frames of {_ITEMS:,} of SmolLM2's weights, converted; processor time of one "
