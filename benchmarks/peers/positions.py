@@ -1,7 +1,7 @@
 """Flat int32 positions and new BF16 values: AReaL-DTE's payload, also verl's and vLLM's.
 
-A safetensors file of `<name>@delta_idx` and `<name>@delta_val`; AReaL-DTE stores it through zstd
-level 1, whole. Here a tensor's name is its number.
+They store a safetensors file of `<name>@delta_idx` and `<name>@delta_val`, which AReaL-DTE puts
+through zstd level 1 as a whole. Here a tensor's name is its number, and zstd goes tensor by tensor.
 """
 
 import struct
