@@ -38,6 +38,8 @@ ODDITIES: Final[tuple[Any, ...]] = (
     True,
     False,
     1.5,
+    1.0,
+    -0.0,
     1e300,
     "",
     "x",
@@ -45,6 +47,7 @@ ODDITIES: Final[tuple[Any, ...]] = (
     [],
     {},
     [[]],
+    *(json.loads("[" * levels + "]" * levels) for levels in (59, 62, 65, 200)),
     "f" * 32,
     "0" * 64,
 )

@@ -22,7 +22,8 @@ from plait.cut import Cut, FrameSpec
 from plait.errors import PlaitError
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
 from plait.layout import Layout
-from plait.manifest import ChunkEntry, Manifest, VersionRecord
+from plait.manifest import ChunkEntry, Manifest, Statistics, VersionRecord
+from plait.squash import Direction, Squash, Step
 from plait.weights import fingerprint_items, gather, pieces, scatter
 from plait.wire import PlanDocument
 from plait_client.cache import ChunkCache
@@ -333,6 +334,45 @@ def _apply(frame: FrameSpec, delta: codec.FrameDelta) -> None:
     fingerprint_run(expected, 0)
 
 
+def squashes(data: bytes) -> None:
+    """Fresh deltas of one frame, added up through chunks and a manifest: forward, some back."""
+    source = Source(data)
+    frame, positions, differences = fresh_frame(source)
+    cut = Cut("sha256:" + "0" * 64, (frame,))
+    expected = np.zeros(frame.items, differences.dtype)
+    steps: list[Step] = []
+    reached, readers = Fingerprint(1, 2), dict[str, ChunkReader]()
+    for number in range(1 + source.below(4)):
+        kept = positions[source.below(2) :: 1 + source.below(3)]
+        change = differences[: kept.size]
+        if not kept.size:
+            continue
+        increment = Fingerprint(number, source.byte())
+        back = source.chance(3)
+        delta = codec.FrameDelta(frame.item_bytes, kept, change, increment)
+        expected[kept] += -change if back else change
+        (chunk,) = codec.pack_chunks([codec.encode_delta(0, frame, delta)])
+        after = reached - increment if back else reached + increment
+        ends = (after, reached) if back else (reached, after)
+        sizes = Statistics(0, 0, 0, 0, chunk.size)
+        manifest = Manifest("delta", cut.layout_digest, cut.digest, *ends, (chunk.entry,), sizes)
+        readers[chunk.digest] = codec.read_chunk(chunk.data, entry=chunk.entry)
+        direction: Direction = "reverse" if back else "forward"
+        steps.append(Step(manifest, cut, lambda entry: readers[entry.digest], direction))
+        reached = after
+    if not steps:
+        return
+    total = Squash(steps)
+    held = np.zeros_like(expected)
+    for chunk in total.chunks():
+        sum_of = codec.decode_delta(codec.read_chunk(chunk.data, entry=chunk.entry).frame(0), frame)
+        held[sum_of.positions] = sum_of.differences
+    assert (held == expected).all()
+    if not expected.any() and reached != Fingerprint(1, 2):
+        return  # made-up increments of steps that cancel: the manifest is rightly refused
+    assert total.manifest().target == reached
+
+
 class _Shelf:
     """A registry of golden documents and chunks: what a fetch asks of it."""
 
@@ -412,4 +452,5 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
     "frames": frames,
     "planes": planes,
     "plans": plans,
+    "squashes": squashes,
 }
