@@ -9,6 +9,7 @@ compiled with bounds checks, so that a write beyond an array is a finding rather
 """
 
 import argparse
+import importlib.util
 import os
 import re
 import subprocess
@@ -18,9 +19,6 @@ from typing import Final
 
 _FOLDER: Final = Path(".cache/fuzz")
 _FINDINGS: Final = _FOLDER / "findings"
-# Compiled or compiling modules: numba can't read what atheris makes of their functions.
-_COMPILED: Final = ["dense", "kernels", "simd", "sparse"]
-_NOT_INSTRUMENTED: Final = ["plait.fingerprint", *(f"plait.codec.{name}" for name in _COMPILED)]
 _MEMORY_MIB: Final = 1024
 _SECONDS_PER_INPUT: Final = 30
 _INPUT_BYTES: Final = 2048
@@ -77,10 +75,23 @@ def _run_all(names: list[str], seconds: int) -> int:
     return min(failed, 1)
 
 
+def _compiled() -> list[str]:
+    """Modules that hold or make kernels: numba can't read what atheris makes of functions."""
+    spec = importlib.util.find_spec("plait")
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent
+    return [
+        ".".join(["plait", *path.relative_to(root).with_suffix("").parts])
+        for path in sorted(root.rglob("*.py"))
+        if re.search("^(from|import) numba", path.read_text(), flags=re.MULTILINE)
+    ]
+
+
 def _run(name: str, options: list[str]) -> int:
     import atheris
 
-    with atheris.instrument_imports(["plait", "plait_client"], _NOT_INSTRUMENTED):
+    with atheris.instrument_imports(["plait", "plait_client"], _compiled()):
         from tests.fuzz.targets import TARGETS
     atheris.Setup([sys.argv[0], *options], TARGETS[name])
     atheris.Fuzz()
