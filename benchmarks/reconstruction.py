@@ -217,6 +217,7 @@ def _measured(
         deltas = capture.deltas.values()
         sizes.append(sum(d.positions.nbytes + d.differences.nbytes for d in deltas))
         detector.keep(capture)
+        del capture, deltas  # the next one is made when this one has been handed over
     kept = layout.dense_bytes
     if isinstance(detector, ReconstructionDetector):
         kept = detector.report.log_bytes + detector.report.copied_bytes
