@@ -166,7 +166,9 @@ class _Checkout:
             base = group[0].step.base
             assert base is not None  # deltas have one
             expected = Fingerprint.parse(group[-1].step.target) - Fingerprint.parse(base)
-            records = redo_records(CheckpointFolder(self._place.path), added_frames(group))
+            # Opened as the replay will open them: files that can't be written are found now.
+            weights = CheckpointFolder(self._place.path, writable=True)
+            records = redo_records(weights, added_frames(group))
             with disk_errors(f"write {self._place.journal}"):
                 write_journal(self._place.journal, asdict(after), records, expected=expected)
             failpoint("move.journalled")

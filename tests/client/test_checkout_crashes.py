@@ -206,6 +206,27 @@ def test_a_full_disk_is_said_and_the_folder_stays_as_it_was(
     setting.checkout(4, out)
 
 
+def test_files_that_can_not_be_written_are_found_before_the_move_begins(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    setting.checkout(3, out)
+    opened = np.memmap
+
+    def read_only(path: Path, dtype: Any, mode: str) -> Any:
+        """A file system's refusal: the tests may run as a user whom modes don't stop."""
+        if mode == "r+":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, dtype, mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "memmap", read_only)
+        with pytest.raises(StoreError, match="Permission denied"):
+            setting.checkout(4, out)
+    verify_folder(out, setting.fetcher.client.version("crashes", "3"))
+    assert setting.checkout(4, out) is False
+
+
 def test_a_copy_of_a_half_moved_folder_is_repaired_too(setting: Setting, tmp_path: Path) -> None:
     out = tmp_path / "out"
     setting.checkout(3, out)
