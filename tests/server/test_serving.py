@@ -109,6 +109,18 @@ def test_a_locked_or_unreachable_database_is_a_typed_503(
     holder.close()
 
 
+@pytest.mark.parametrize("damage", [b"this is no database", b"SQLite format 3\0" + bytes(4096)])
+def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "plait.db").write_bytes(damage)
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, "serve", "--data", str(tmp_path), "--port", "0"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "plait.db is damaged, or is none" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_nobody_listening_is_unreachable_and_the_password_stays_secret() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

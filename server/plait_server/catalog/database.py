@@ -8,10 +8,16 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from plait.errors import NoSpace, PlaitError, RegistryUnavailable, UsageError
+from plait.errors import NoSpace, PlaitError, RegistryUnavailable, ServiceError, UsageError
 
 _WRITES: Final = "plait_writes"
 _BUSY_SECONDS: Final = 10
@@ -77,12 +83,17 @@ class Database:
             raise meaning from error
 
     def _meaning(self, error: DBAPIError) -> PlaitError | None:
-        """The typed error for a database that is full, locked or away; None for a mistake here."""
+        """For a database that is full, locked, away or damaged; None for a mistake here."""
         text = str(error.orig)
         if any(phrase in text for phrase in _NO_SPACE):
             return NoSpace(f"the database {self.where} is full: {text}", remedy="free disk space")
         if isinstance(error, (OperationalError, InterfaceError)) or error.connection_invalidated:
             return RegistryUnavailable(f"the database {self.where} doesn't answer: {text.strip()}")
+        if self.is_sqlite and type(error) is DatabaseError:  # SQLITE_CORRUPT, SQLITE_NOTADB
+            return ServiceError(
+                f"the database {self.where} is damaged, or is none: {text}",
+                remedy="restore a backup, or name another file",
+            )
         return None
 
 
