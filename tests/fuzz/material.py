@@ -141,7 +141,8 @@ def _other_value(source: Source, value: Any, places: list[Any]) -> Any:
         case 0:
             return source.number()
         case 1:
-            return source.pick(ODDITIES)
+            # A copy: what is changed in one run must not be there in the next.
+            return copy.deepcopy(source.pick(ODDITIES))
         case 2 if type(value) is int:
             return value + source.byte() - 128
         case 2 if isinstance(value, str):
