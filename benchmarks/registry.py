@@ -15,7 +15,8 @@ from benchmarks.report import Section
 from benchmarks.timing import percentile
 from plait.fingerprint import Fingerprint
 from plait.layout import Layout, TensorSpec
-from plait.manifest import Manifest, Statistics, VersionRecord
+from plait.manifest import Manifest, Statistics
+from plait.version_record import VersionRecord
 from plait.wire import CommitRequest, VersionDocument
 from plait_client.registry import RegistryClient, etag_of
 from plait_demo.processes import Child, free_port, plait_command

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from plait.errors import CheckpointInvalid, LimitExceeded
 from plait.layout import Layout
 from plait.limits import SIDE_FILE_BYTES_MAX, SIDE_FILES_MAX
-from plait.manifest import check_side_file_name
+from plait.names import check_side_file_name
 from plait.weights import UNSIGNED
 from plait_client.disk import disk_errors, sync_file
 from plait_client.safetensors_header import StoredTensor, read_header

@@ -21,7 +21,8 @@ from plait.errors import (
 )
 from plait.fingerprint import Fingerprint
 from plait.grain import SlottedCut, grain_cut, kv_heads_of
-from plait.manifest import ChunkEntry, Manifest, SideFile, Statistics, VersionRecord
+from plait.manifest import ChunkEntry, Manifest, SideFile, Statistics
+from plait.version_record import VersionRecord
 from plait.weights import Weights, fingerprint_weights
 from plait.wire import VersionDocument
 from plait_client.checkout_folder import refuse_torn

@@ -2,7 +2,7 @@
 
 from plait.errors import DocumentInvalid, UsageError
 from plait.lineage import parse_ref
-from plait.manifest import check_name
+from plait.names import check_name
 
 DEFAULT_REF = "main"
 

@@ -24,7 +24,8 @@ from plait.errors import (
 )
 from plait.layout import Layout
 from plait.limits import CHUNKS_PER_MANIFEST_MAX, PAGE_SIZE_MAX
-from plait.manifest import Manifest, VersionRecord
+from plait.manifest import Manifest
+from plait.version_record import VersionRecord
 from plait.wire import (
     AdoptRequest,
     ChannelDocument,

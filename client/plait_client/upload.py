@@ -14,8 +14,9 @@ from plait.cut import Cut
 from plait.errors import GenerationMoved
 from plait.layout import Layout
 from plait.limits import MIB
-from plait.manifest import ChunkEntry, Manifest, VersionRecord
+from plait.manifest import ChunkEntry, Manifest
 from plait.store import Store, object_key
+from plait.version_record import VersionRecord
 from plait.wire import CommitRequest, VersionDocument
 from plait_client.progress import SILENT, Progress
 from plait_client.registry import RegistryClient

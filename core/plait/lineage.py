@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 from plait.canonical import is_digest
 from plait.errors import DocumentInvalid, NotFound, UsageError
 from plait.limits import INTEGER_MAX
-from plait.manifest import check_name
+from plait.names import check_name
 
 _STEP_BACK: Final = re.compile(r"(?P<channel>[^~]+)(?:~(?P<back>[0-9]{1,16}))?")
 

@@ -1,8 +1,6 @@
-"""The manifest and the version record: the two documents that a commit is made of.
+"""The manifest: the canonical document that leads from one state of the weights to another.
 
-A manifest leads from one state of the weights to another; a version record is the identity of a
-committed version. Both are canonical documents; a version is committed with one manifest and may
-gain more (an anchor, a squashed delta).
+A version is committed with one manifest and may gain more (an anchor, a squashed delta).
 """
 
 import itertools
@@ -20,20 +18,15 @@ from plait.limits import (
     CHUNKS_PER_MANIFEST_MAX,
     FRAMES_MAX,
     INTEGER_MAX,
-    METADATA_BYTES_MAX,
-    NAME_BYTES_MAX,
     SIDE_FILE_BYTES_MAX,
-    SIDE_FILE_NAME_BYTES_MAX,
     SIDE_FILES_MAX,
 )
+from plait.names import check_side_file_name
 
 MANIFEST_FORMAT: Final = "plait-manifest/1"
-RECORD_FORMAT: Final = "plait-version/1"
 
-_WEIGHTS_INDEX: Final = "model.safetensors.index.json"
 
 Kind = Literal["delta", "anchor"]
-Proof = Literal["full", "incremental", "unproven"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,157 +256,10 @@ class Manifest:
         )
 
 
-@dataclass(frozen=True)
-class VersionRecord:
-    """The identity of a version: its digest is the version digest and the idempotency key.
-
-    Attributes:
-        policy: name of the line.
-        layout: digest.
-        parent: version digest, None for the first of a line.
-        fingerprint: of the whole weights.
-        proof: how the fingerprint is known: `full` pass, `incremental`, `unproven`.
-        metadata: training facts (step, learning rate, message); free, small.
-        nonce: makes two publishes of one content two versions.
-
-    Raises:
-        DocumentInvalid, LimitExceeded: a policy's name or metadata that no record can have.
-    """
-
-    policy: str
-    layout: str
-    parent: str | None
-    fingerprint: Fingerprint
-    proof: Proof
-    nonce: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_metadata(self.metadata)
-        check_name(self.policy, "policy")
-
-    @cached_property
-    def data(self) -> bytes:
-        """Canonical bytes."""
-        return canonical.serialize(self.to_document())
-
-    @cached_property
-    def digest(self) -> str:
-        return canonical.digest_of(self.data)
-
-    def to_document(self) -> dict[str, Any]:
-        return {
-            "format": RECORD_FORMAT,
-            "requires": [],
-            "policy": self.policy,
-            "layout": self.layout,
-            "parent": self.parent,
-            "fingerprint": str(self.fingerprint),
-            "proof": self.proof,
-            "metadata": dict(self.metadata),
-            "nonce": self.nonce,
-        }
-
-    @classmethod
-    def parse(cls, data: bytes | str) -> "VersionRecord":
-        return cls.from_document(canonical.parse(data, expected_format=RECORD_FORMAT))
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> "VersionRecord":
-        """From a parsed JSON object (a commit carries it inline).
-
-        Raises:
-            DocumentInvalid, UnsupportedFormat, LimitExceeded.
-        """
-        canonical.check_header(document, expected_format=RECORD_FORMAT)
-        row = parse_object(document, _RECORD_FIELDS, "version record")
-        if row["proof"] not in ("full", "incremental", "unproven"):
-            raise DocumentInvalid(f"unknown proof: {row['proof']!r}")
-        if not isinstance(row["nonce"], str) or not 16 <= len(row["nonce"]) <= 64:
-            raise DocumentInvalid("a version record's nonce is a string of 16 to 64 characters")
-        if not isinstance(row["metadata"], dict):
-            raise DocumentInvalid("a version record's metadata is an object")
-        return cls(
-            policy=check_name(row["policy"], "policy"),
-            layout=parse_digest(row["layout"], "layout digest"),
-            parent=None if row["parent"] is None else parse_digest(row["parent"], "parent"),
-            fingerprint=Fingerprint.parse(row["fingerprint"]),
-            proof=row["proof"],
-            nonce=row["nonce"],
-            metadata=row["metadata"],
-        )
-
-
 _MANIFEST_FIELDS: Final = {
     "format", "requires", "kind", "layout", "cut", "from", "to",
     "external", "chunks", "side_files", "statistics",
 }  # fmt: skip
-_RECORD_FIELDS: Final = {
-    "format", "requires", "policy", "layout", "parent",
-    "fingerprint", "proof", "metadata", "nonce",
-}  # fmt: skip
-
-
-def check_name(name: object, noun: str) -> str:
-    """A policy, channel or replica name: letters, digits, `.`, `_`, `-`; not a number.
-
-    Raises:
-        DocumentInvalid: anything else. A REF like `41` or `main~3` must stay unambiguous.
-    """
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_BYTES_MAX:
-        raise DocumentInvalid(f"a {noun} name has 1 to {NAME_BYTES_MAX} characters: {name!r:.80}")
-    plain = name.replace(".", "").replace("_", "").replace("-", "")
-    if not (name.isascii() and plain.isalnum() and name[0].isalnum()) or name.isdigit():
-        raise DocumentInvalid(
-            f"{name!r} can't name a {noun}: letters, digits, '.', '_' and '-' only, "
-            "a letter or digit first, and not a number"
-        )
-    return name
-
-
-def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata as whoever reads the record will find it: a copy of its own.
-
-    Raises:
-        DocumentInvalid: canonical JSON can't hold it, or couldn't read it back.
-        LimitExceeded: more than METADATA_BYTES_MAX bytes, or too deeply nested for a record.
-    """
-    size = len(canonical.serialize(metadata))
-    if size > METADATA_BYTES_MAX:
-        raise LimitExceeded(f"metadata of {size} bytes; at most {METADATA_BYTES_MAX}")
-    # What is written must be readable, as deep in a record as it is: and a float of 1e17 is
-    # written as an integer beyond 2^53-1.
-    held = canonical.read(canonical.serialize({"metadata": metadata}))
-    assert isinstance(held, dict)
-    return dict(held["metadata"])
-
-
-def check_side_file_name(name: object) -> str:
-    """A relative path of plain components, so that no checkout can write outside its folder.
-
-    Raises:
-        DocumentInvalid: anything else.
-    """
-    if not isinstance(name, str) or not 0 < _utf8_size(name) <= SIDE_FILE_NAME_BYTES_MAX:
-        raise DocumentInvalid(
-            f"a side file's name has 1 to {SIDE_FILE_NAME_BYTES_MAX} bytes of UTF-8: {name!r:.80}"
-        )
-    parts = name.split("/")
-    hidden_journal = parts[0] == ".plait"
-    # A checkout would take them for weights.
-    weights = len(parts) == 1 and (name.endswith(".safetensors") or name == _WEIGHTS_INDEX)
-    odd = "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts)
-    if hidden_journal or weights or odd:
-        raise DocumentInvalid(f"{name!r} can't be a side file's name")
-    return name
-
-
-def _utf8_size(text: str) -> int:
-    """Bytes; 0 for text that UTF-8 can't hold (an ill-encoded name of a file, as Python has it)."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return 0
 
 
 def _check_frames(chunks: tuple[ChunkEntry, ...]) -> None:

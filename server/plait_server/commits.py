@@ -14,7 +14,9 @@ from plait.errors import (
     UnknownBase,
 )
 from plait.limits import CHUNK_BYTES_MAX
-from plait.manifest import Manifest, VersionRecord, check_name
+from plait.manifest import Manifest
+from plait.names import check_name
+from plait.version_record import VersionRecord
 from plait.wire import CommitRequest, VersionDocument
 from plait_server import failpoints
 from plait_server.catalog import Catalog, Draft

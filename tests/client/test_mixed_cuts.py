@@ -11,7 +11,8 @@ from plait.codec.frames import encode_delta
 from plait.cut import Cut, FrameSpec, Segment, plain_cut
 from plait.errors import LayoutChanged
 from plait.fingerprint import Fingerprint
-from plait.manifest import Manifest, Statistics, VersionRecord
+from plait.manifest import Manifest, Statistics
+from plait.version_record import VersionRecord
 from plait.weights import fingerprint_weights
 from plait_client import steps
 from plait_client.checkout import checkout

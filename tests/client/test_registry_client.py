@@ -24,7 +24,8 @@ from plait.errors import (
 )
 from plait.fingerprint import ZERO
 from plait.layout import Layout
-from plait.manifest import Manifest, Statistics, VersionRecord
+from plait.manifest import Manifest, Statistics
+from plait.version_record import VersionRecord
 from plait.wire import MoveRequest, problem_of
 from plait_client import transport
 from plait_client.registry import RegistryClient, etag_of

@@ -22,8 +22,8 @@ from plait.errors import (
     PlaitError,
     SizeMismatch,
 )
-from plait.manifest import VersionRecord
 from plait.store import LocalStore, MemoryStore
+from plait.version_record import VersionRecord
 from plait_client.cache import ChunkCache
 from plait_client.checkout import checkout
 from plait_client.fetch import Fetcher

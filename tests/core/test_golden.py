@@ -12,7 +12,8 @@ from plait.canonical import digest_of
 from plait.cut import Cut, FrameSpec, Segment
 from plait.fingerprint import Fingerprint, fingerprint_run
 from plait.layout import Layout, TensorSpec
-from plait.manifest import ChunkEntry, Manifest, VersionRecord
+from plait.manifest import ChunkEntry, Manifest
+from plait.version_record import VersionRecord
 from plait.weights import UNSIGNED, ArrayWeights, fingerprint_weights, scatter
 from tests.core import reference
 from tests.core.strategies import equal_bits

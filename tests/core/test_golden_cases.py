@@ -13,7 +13,8 @@ from plait.codec import EncodedFrame
 from plait.cut import Cut, FrameSpec, Segment
 from plait.errors import PlaitError
 from plait.layout import DTYPE_BITS, Layout
-from plait.manifest import Manifest, VersionRecord
+from plait.manifest import Manifest
+from plait.version_record import VersionRecord
 from plait.weights import UNSIGNED, ArrayWeights, fingerprint_weights, scatter
 from tests.core import reference, reference_documents
 from tests.core.reference_documents import Refused, digest_of

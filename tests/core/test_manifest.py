@@ -22,16 +22,9 @@ from plait.limits import (
     METADATA_BYTES_MAX,
     SIDE_FILES_MAX,
 )
-from plait.manifest import (
-    ChunkEntry,
-    Manifest,
-    SideFile,
-    Statistics,
-    VersionRecord,
-    check_metadata,
-    check_name,
-    check_side_file_name,
-)
+from plait.manifest import ChunkEntry, Manifest, SideFile, Statistics
+from plait.names import check_name, check_side_file_name
+from plait.version_record import VersionRecord, check_metadata
 
 DIGEST = "sha256:" + "a" * 64
 STATISTICS = Statistics(3, 6, 100, 200, 50)

@@ -14,7 +14,8 @@ from plait import canonical, codec
 from plait.cut import Cut
 from plait.fingerprint import ZERO
 from plait.layout import Layout
-from plait.manifest import Kind, Manifest, Statistics, VersionRecord
+from plait.manifest import Kind, Manifest, Statistics
+from plait.version_record import VersionRecord
 from plait.weights import ArrayWeights, fingerprint_weights
 from tests.core import reference, reference_documents
 from tests.core.reference import Words, apply_manifest, state_of

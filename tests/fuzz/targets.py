@@ -22,8 +22,9 @@ from plait.cut import Cut, FrameSpec
 from plait.errors import PlaitError
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_run
 from plait.layout import Layout
-from plait.manifest import ChunkEntry, Manifest, Statistics, VersionRecord
+from plait.manifest import ChunkEntry, Manifest, Statistics
 from plait.squash import Direction, Squash, Step
+from plait.version_record import VersionRecord
 from plait.weights import fingerprint_items, gather, pieces, scatter
 from plait.wire import PlanDocument
 from plait_client.cache import ChunkCache

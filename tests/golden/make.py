@@ -16,7 +16,8 @@ from plait import codec
 from plait.cut import Cut, FrameSpec, Segment, plain_cut
 from plait.fingerprint import Fingerprint, fingerprint_run
 from plait.layout import Layout, TensorSpec
-from plait.manifest import Manifest, SideFile, Statistics, VersionRecord
+from plait.manifest import Manifest, SideFile, Statistics
+from plait.version_record import VersionRecord
 from plait.weights import UNSIGNED, ArrayWeights, fingerprint_weights
 
 FOLDER: Final = Path(__file__).parent / "v1"

@@ -16,7 +16,8 @@ from plait import canonical, codec
 from plait.cut import FrameSpec, Segment, plain_cut
 from plait.fingerprint import Fingerprint
 from plait.layout import DTYPE_BITS, Layout, TensorSpec
-from plait.manifest import Manifest, SideFile, Statistics, VersionRecord
+from plait.manifest import Manifest, SideFile, Statistics
+from plait.version_record import VersionRecord
 from plait.weights import UNSIGNED, ArrayWeights, fingerprint_weights
 from tests.core.chunk_files import put_together, take_apart
 from tests.golden.make import FOLDER, bytes_of

@@ -8,8 +8,9 @@ from typing import Self
 from plait.codec.frames import EncodedFrame, encode_dense
 from plait.cut import Cut, plain_cut
 from plait.fingerprint import Fingerprint
-from plait.manifest import Manifest, Statistics, VersionRecord
+from plait.manifest import Manifest, Statistics
 from plait.tensors import StateDictWeights
+from plait.version_record import VersionRecord
 from plait.wire import ChannelDocument, MoveRequest, VersionDocument
 from plait_client.registry import RegistryClient
 from plait_client.upload import commit_version, put_cut, put_layout, upload_frames

@@ -15,7 +15,8 @@ from plait.canonical import digest_of
 from plait.cut import Cut, plain_cut
 from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import Layout, TensorSpec
-from plait.manifest import ChunkEntry, Manifest, SideFile, Statistics, VersionRecord
+from plait.manifest import ChunkEntry, Manifest, SideFile, Statistics
+from plait.version_record import VersionRecord
 
 LAYOUT = Layout.of(
     [

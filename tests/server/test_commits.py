@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from fastapi.testclient import TestClient
 
 from plait.cut import plain_cut
-from plait.manifest import Manifest, VersionRecord
+from plait.manifest import Manifest
+from plait.version_record import VersionRecord
 from tests.server.lines import LAYOUT, OTHER_LAYOUT, Line, code_of, grown_line, new_line
 
 

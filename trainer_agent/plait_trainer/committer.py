@@ -30,8 +30,9 @@ from plait.errors import (
 )
 from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import Layout
-from plait.manifest import ChunkEntry, Manifest, Proof, Statistics, VersionRecord
+from plait.manifest import ChunkEntry, Manifest, Statistics
 from plait.store import Store
+from plait.version_record import Proof, VersionRecord
 from plait.weights import Weights
 from plait.wire import VersionDocument
 from plait_client.failpoints import failpoint

@@ -13,7 +13,7 @@ import torch
 
 from plait.codec.algebra import FrameDelta
 from plait.fingerprint import Fingerprint
-from plait.manifest import Proof
+from plait.version_record import Proof
 from plait.weights import Weights
 from plait_trainer.live import LiveTensor
 from plait_trainer.share import Share

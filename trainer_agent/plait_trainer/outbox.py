@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from plait.errors import PublisherClosed, UsageError
 from plait.fingerprint import Fingerprint
-from plait.manifest import Proof
+from plait.version_record import Proof
 from plait_trainer.deltas import Deltas, add_up
 from plait_trainer.future import PublishFuture, PublishMetrics
 

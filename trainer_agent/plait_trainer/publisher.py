@@ -16,8 +16,8 @@ import torch
 
 from plait.errors import BaseMismatch, PlaitError, PublisherClosed, PublishError, UsageError
 from plait.grain import Grain, kv_heads_of
-from plait.manifest import check_metadata
 from plait.store import Store
+from plait.version_record import check_metadata
 from plait.weights import Weights
 from plait.wire import VersionDocument
 from plait_client.failpoints import failpoint

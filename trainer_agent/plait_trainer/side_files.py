@@ -7,7 +7,8 @@ from typing import Final
 from plait.canonical import digest_of
 from plait.errors import CheckpointInvalid, LimitExceeded
 from plait.limits import SIDE_FILE_BYTES_MAX, SIDE_FILES_MAX
-from plait.manifest import SideFile, check_side_file_name
+from plait.manifest import SideFile
+from plait.names import check_side_file_name
 from plait_client.registry import RegistryClient
 from plait_client.upload import upload_object
 

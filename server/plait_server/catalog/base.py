@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from plait.lineage import Lineage, Ref, State
-from plait.manifest import Manifest, VersionRecord
+from plait.manifest import Manifest
+from plait.version_record import VersionRecord
 from plait.wire import (
     ChannelDocument,
     ChannelEvent,

@@ -7,7 +7,8 @@ from sqlalchemy import Connection, select, update
 
 from plait.errors import UnknownBase
 from plait.lineage import State
-from plait.manifest import MANIFEST_FORMAT, RECORD_FORMAT, Manifest
+from plait.manifest import MANIFEST_FORMAT, Manifest
+from plait.version_record import RECORD_FORMAT
 from plait.wire import VersionDocument
 from plait_server import failpoints
 from plait_server.catalog import channels, events, objects

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from plait.errors import UsageError
 from plait.limits import INTEGER_MAX, PAGE_SIZE_MAX, WAIT_SECONDS_MAX
 from plait.lineage import parse_ref
-from plait.manifest import check_name
+from plait.names import check_name
 from plait.wire import ChannelDocument, ChannelHistory, ChannelList, CreateChannel, MoveRequest
 from plait_server import failpoints
 from plait_server.registry import RegistryDep

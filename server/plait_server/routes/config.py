@@ -5,7 +5,8 @@ from importlib.metadata import version
 from fastapi import APIRouter
 
 from plait.limits import CHUNK_BYTES_MAX, DOCUMENT_BYTES_MAX, WAIT_SECONDS_MAX
-from plait.manifest import MANIFEST_FORMAT, RECORD_FORMAT
+from plait.manifest import MANIFEST_FORMAT
+from plait.version_record import RECORD_FORMAT
 from plait.wire import ConfigDocument
 from plait_server.documents import ACCEPTED
 from plait_server.registry import RegistryDep

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 from fastapi import Path
 from pydantic import AfterValidator
 
-from plait.manifest import check_name
+from plait.names import check_name
 
 
 def _policy(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, status
 
-from plait.manifest import check_name
+from plait.names import check_name
 from plait.wire import CreatePolicy, PolicyDocument, PolicyList
 from plait_server.registry import RegistryDep
 from plait_server.routes.parameters import PolicyPath
