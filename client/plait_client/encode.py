@@ -4,9 +4,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 
-from plait.codec.algebra import detect
 from plait.codec.frames import EncodedFrame, encode_delta, encode_dense
-from plait.codec.sweep import detect_frames, rounds
+from plait.codec.sweep import Sweep
 from plait.cut import Cut
 from plait.fingerprint import ZERO, Fingerprint
 from plait.weights import Weights
@@ -46,17 +45,16 @@ class FrameEncoder:
     def deltas(self, old: Weights, new: Weights) -> Iterator[EncodedFrame]:
         """The frames in which the weights differ."""
         frames = self._cut.frames
+        sweep = Sweep(frames, old.layout)
 
         def encode(numbers: range) -> list[EncodedFrame]:
-            here = [frames[number] for number in numbers]
-            found = [detect(here[0], old, new)] if len(here) == 1 else detect_frames(here, old, new)
             return [
                 encode_delta(number, frames[number], delta)
-                for number, delta in zip(numbers, found, strict=True)
+                for number, delta in zip(numbers, sweep.detect(numbers, old, new), strict=True)
                 if delta.count
             ]
 
-        return self._run(list(self._shared_out(rounds(frames))), encode)
+        return self._run(list(self._shared_out(sweep.rounds)), encode)
 
     def _shared_out(self, groups: Iterable[range]) -> Iterator[range]:
         """A round of frames is divided among the workers."""

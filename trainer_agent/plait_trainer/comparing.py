@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from plait.codec import sweep
 from plait.codec.algebra import FrameDelta
+from plait.codec.stretches import Part, Scratch
 from plait.errors import PublishError
 from plait.fingerprint import ZERO, Fingerprint, fingerprint_at
 from plait.layout import TensorSpec, words_per_item
@@ -67,9 +68,9 @@ def compare_share(
     """
     own = threading.local()
 
-    def compare(parts: list[sweep.Part]) -> TensorChange:
+    def compare(parts: list[Part]) -> TensorChange:
         if not hasattr(own, "scratch"):
-            own.scratch = sweep.Scratch()
+            own.scratch = Scratch()
         name, now = parts[0].piece.tensor.name, ZERO
         place = share.place(name)
         held: list[_Held] = []
@@ -110,7 +111,7 @@ class _Held:
     new: NDArray[Any]
 
 
-def _moved(parts: list[sweep.Part], first_word: int) -> list[sweep.Part]:
+def _moved(parts: list[Part], first_word: int) -> list[Part]:
     """Parts of one tensor, as if its first word were another."""
     piece = parts[0].piece
     shift = first_word - (
@@ -119,7 +120,7 @@ def _moved(parts: list[sweep.Part], first_word: int) -> list[sweep.Part]:
     if not shift:
         return parts
     return [
-        sweep.Part(part.frame, replace(part.piece, first_word=part.piece.first_word + shift))
+        Part(part.frame, replace(part.piece, first_word=part.piece.first_word + shift))
         for part in parts
     ]
 

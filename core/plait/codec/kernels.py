@@ -99,16 +99,13 @@ def _find_rest(
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def scan_piece(
+def _scan(
     old: Any, new: Any, start: Any, run: Any, stride: Any, repeats: Any, base: Any, origin: Any,
-    width: Any, positions: Any, differences: Any, count: Any,
+    width: Any, positions: Any, differences: Any, count: Any, words: Any, before: Any, after: Any,
 ) -> Any:  # fmt: skip
-    """Appends the changes of a piece; returns the new count and the increment's lanes."""
+    """As `scan_piece`; the last three, 2 * _BLOCK uint64 each, are scratch."""
     lane0 = np.uint64(0)
     lane1 = np.uint64(0)
-    words = np.empty(2 * _BLOCK, np.uint64)
-    before = np.empty(2 * _BLOCK, np.uint64)
-    after = np.empty(2 * _BLOCK, np.uint64)
     held: Any = 0
     # Short runs are searched several at a time: a loop over the few changes of one costs more
     # than they do. Half an item keeps the reciprocal's error away from where a run begins.
@@ -144,44 +141,66 @@ def scan_piece(
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def scan_piece(
+    old: Any, new: Any, start: Any, run: Any, stride: Any, repeats: Any, base: Any, origin: Any,
+    width: Any, positions: Any, differences: Any, count: Any,
+) -> Any:  # fmt: skip
+    """Appends the changes of a piece; returns the new count and the increment's lanes."""
+    words = np.empty(2 * _BLOCK, np.uint64)
+    before = np.empty(2 * _BLOCK, np.uint64)
+    after = np.empty(2 * _BLOCK, np.uint64)
+    return _scan(
+        old, new, start, run, stride, repeats, base, origin, width, positions, differences, count,
+        words, before, after,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def scan_pieces(
     old: Any, new: Any, table: Any, origin: Any, width: Any, positions: Any, differences: Any,
     ends: Any, lanes: Any,
 ) -> None:  # fmt: skip
     """`scan_piece` for every row (start, run, stride, repeats, base) of a table.
 
-    The changes of piece k are written to [ends[k], ends[k + 1]), its increment to lanes[k].
+    The changes of piece k are written to [ends[k], ends[k + 1]), those of the first to where the
+    caller's ends[0] says; its increment to lanes[k].
     """
-    ends[0] = 0
+    words = np.empty(2 * _BLOCK, np.uint64)
+    before = np.empty(2 * _BLOCK, np.uint64)
+    after = np.empty(2 * _BLOCK, np.uint64)
     for k in range(table.shape[0]):
-        ends[k + 1], lanes[k, 0], lanes[k, 1] = scan_piece(
+        ends[k + 1], lanes[k, 0], lanes[k, 1] = _scan(
             old, new, table[k, 0], table[k, 1], table[k, 2], table[k, 3], table[k, 4],
-            origin, width, positions, differences, ends[k],
+            origin, width, positions, differences, ends[k], words, before, after,
         )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def scan_columns(
     old: Any, new: Any, start: Any, stride: Any, owner: Any, blocks: Any, origin: Any, width: Any,
-    positions: Any, differences: Any, ends: Any, lanes: Any, places: Any, before: Any, after: Any,
+    positions: Any, differences: Any, ends: Any, lanes: Any,
 ) -> None:  # fmt: skip
     """Changes of adjacent items, the first at item `start`, dealt out to blocks of columns.
 
     Rows are `stride` items long. `owner` has the block of every column, or -1; a block is a row
     (base, first row, rows, run, first column) of `blocks`. The changes of block b are written to
-    [ends[b + 1], ends[b + 2]), and their increment to lanes[b]; `ends` is two longer than `blocks`.
-    The last three are scratch.
+    [ends[b], ends[b + 1]), those of the first to where the caller's ends[0] says, and their
+    increment to lanes[b].
     """
+    places = np.empty(old.size + SLACK, np.uint32)
+    before = np.empty(old.size, differences.dtype)
+    after = np.empty(old.size, differences.dtype)
     count: Any = 0
     for first in range(0, old.size, _BLOCK):
         known = count
         length = min(_BLOCK, old.size - first)
         count = _find(old, new, first, length, 0, 1, first, 0, places, count)
+        # Now, while they are in the cache.
         for i in range(known, count):
             before[i] = old[places[i]]
             after[i] = new[places[i]]
-    owners = np.empty(count, np.int64)
-    ends[:] = 0
+    owners = np.empty(count, np.int32)
+    used = np.zeros(blocks.shape[0] + 2, np.int64)
     reciprocal = 1.0 / stride
     for i in range(count):
         item = start + np.int64(places[i])
@@ -190,16 +209,17 @@ def scan_columns(
         if block >= 0 and not 0 <= row - blocks[block, 1] < blocks[block, 2]:
             block = -1
         owners[i] = block
-        ends[block + 2] += 1  # ends[1] counts what belongs to none
-    ends[1] = 0
+        used[block + 2] += 1  # used[1] counts what belongs to none
+    used[1] = 0
+    base = ends[0]
     for block in range(blocks.shape[0]):
-        ends[block + 2] += ends[block + 1]
-    used = ends[:-1].copy()
+        used[block + 2] += used[block + 1]
+        ends[block + 1] = base + used[block + 2]
     words = np.empty(count, np.uint64)
     was = np.empty(count, np.uint64)
     now = np.empty(count, np.uint64)
     for i in range(count):
-        block = owners[i]
+        block = np.int64(owners[i])
         if block < 0:
             continue
         item = start + np.int64(places[i])
@@ -207,17 +227,32 @@ def scan_columns(
         at = used[block + 1]
         used[block + 1] += 1
         column = item - row * stride - blocks[block, 4]
-        positions[at] = blocks[block, 0] + (row - blocks[block, 1]) * blocks[block, 3] + column
-        differences[at] = after[i] - before[i]
+        position = blocks[block, 0] + (row - blocks[block, 1]) * blocks[block, 3] + column
+        positions[base + at] = position
+        differences[base + at] = after[i] - before[i]
         words[at] = origin + item * width
         was[at] = before[i]
         now[at] = after[i]
     for block in range(blocks.shape[0]):
-        first, end = ends[block + 1], ends[block + 2]
-        plus = _sum_terms(words[first:end], now[first:end], end - first, width)
-        minus = _sum_terms(words[first:end], was[first:end], end - first, width)
+        mine = slice(ends[block] - base, ends[block + 1] - base)
+        own = ends[block + 1] - ends[block]
+        plus = _sum_terms(words[mine], now[mine], own, width)
+        minus = _sum_terms(words[mine], was[mine], own, width)
         lanes[block, 0] = plus[0] - minus[0]
         lanes[block, 1] = plus[1] - minus[1]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def gather_changes(
+    found: Any, steps: Any, firsts: Any, ends: Any, positions: Any, differences: Any
+) -> None:
+    """Copies the changes [firsts[k], ends[k]) of what was found, one behind the other."""
+    count: Any = 0
+    for k in range(firsts.size):
+        own = ends[k] - firsts[k]
+        positions[count : count + own] = found[firsts[k] : ends[k]]
+        differences[count : count + own] = steps[firsts[k] : ends[k]]
+        count += own
 
 
 @njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]

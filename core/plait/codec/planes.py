@@ -1,5 +1,6 @@
 """Planes: the byte streams of a frame, each packed by zstd, or raw where that saves nothing."""
 
+import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ _PARAMETERS: Final = zstandard.ZstdCompressionParameters.from_level(
 _SAMPLED_BYTES_MIN: Final = 1 << 20
 _SAMPLES: Final = 16
 _SAMPLE_BYTES: Final = 4096
+
+_own: Final = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,19 @@ class Plane:
 def pack_plane(name: str, raw: NDArray[Any]) -> Plane:
     """A plane from its bytes: any contiguous array, not empty, which may become the plane."""
     view = raw.reshape(-1).view(np.uint8).data.toreadonly()
-    # A compressor isn't to be shared by threads; one of these costs 20 microseconds.
-    compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
+    compressor = _compressor()
     if len(view) >= _SAMPLED_BYTES_MIN and not _shrinks(view, compressor):
         return Plane(name, len(view), view)
     packed = compressor.compress(view)
     return Plane(name, len(view), packed if len(packed) < len(view) else view)
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    """The thread's own: none is to be shared by threads, and a new one costs what 3 kB do."""
+    if not hasattr(_own, "compressor"):
+        _own.compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
+    compressor: zstandard.ZstdCompressor = _own.compressor
+    return compressor
 
 
 def _shrinks(view: memoryview, compressor: zstandard.ZstdCompressor) -> bool:

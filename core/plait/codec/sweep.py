@@ -13,50 +13,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.codec import kernels
-from plait.codec.algebra import FrameDelta
+from plait.codec.algebra import FrameDelta, detect
+from plait.codec.stretches import Part, Scratch, Stretch, stretches
 from plait.cut import FrameSpec
 from plait.errors import LayoutChanged
 from plait.fingerprint import ZERO, Fingerprint
-from plait.layout import Layout, TensorSpec, words_per_item
-from plait.weights import UNSIGNED, Piece, Weights, pieces, readable_bits
+from plait.layout import Layout, TensorSpec
+from plait.weights import UNSIGNED, Weights, pieces, readable_bits
 
 # Items read at once.
-_BLOCK: Final = 1 << 22
+_BLOCK: Final = 1 << 21
 
 # Items [start, stop) of a tensor, before and now: two 1-d arrays of its unsigned type.
 Read = Callable[[TensorSpec, int, int], tuple[NDArray[Any], NDArray[Any]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A frame's piece of a tensor; `frame` is its place among the frames of the sweep."""
+class Sweep:
+    """Detects what changed in the frames of a cut.
 
-    frame: int
-    piece: Piece
+    What follows from the cut alone is laid out once, when a frame is first asked for: a publisher
+    keeps a sweep for all versions that it publishes along a cut. Any number of threads may use it.
 
+    Attributes:
+        rounds: numbers of adjacent frames that are worth a pass together; others are alone.
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What changed in a part of a frame, which has no change between `offset` and the first."""
+    Args:
+        frames: of a cut that was checked against the layout; they share no item.
+    """
 
-    frame: int
-    offset: int
-    positions: NDArray[np.uint32]
-    differences: NDArray[Any]
-    increment: Fingerprint
+    def __init__(self, frames: Sequence[FrameSpec], layout: Layout) -> None:
+        self._frames = tuple(frames)
+        self._layout = layout
+        self._passes: dict[range, _Pass] = {}
+        self.rounds = tuple(rounds(self._frames))
 
+    def detect(self, numbers: range, old: Weights, new: Weights) -> Iterator[FrameDelta]:
+        """What `detect` finds in each of these frames, adjacent ones, in one pass over all.
 
-class Scratch:
-    """Room for what one block may hold; memory is taken for what it did hold."""
-
-    def __init__(self) -> None:
-        self.positions = np.empty(_BLOCK + kernels.SLACK, np.uint32)
-        self.places = np.empty(_BLOCK + kernels.SLACK, np.uint32)
-        self._items = [np.empty(_BLOCK, np.uint64) for _ in range(3)]
-
-    def items(self, tensor: TensorSpec, number: int) -> NDArray[Any]:
-        """One of three arrays of items of the tensor's size, [_BLOCK]."""
-        return self._items[number].view(UNSIGNED[tensor.item_bytes])[:_BLOCK]
+        Raises:
+            LayoutChanged: weights of another layout.
+        """
+        self._layout.require_equal(old.layout, what="the old weights")
+        self._layout.require_equal(new.layout, what="the new weights")
+        if len(numbers) == 1:
+            return iter((detect(self._frames[numbers[0]], old, new),))
+        if numbers not in self._passes:
+            here = [self._frames[number] for number in numbers]
+            self._passes[numbers] = _Pass(here, self._layout)
+        return self._passes[numbers].run(old, new)
 
 
 def detect_frames(frames: Sequence[FrameSpec], old: Weights, new: Weights) -> list[FrameDelta]:
@@ -66,34 +70,91 @@ def detect_frames(frames: Sequence[FrameSpec], old: Weights, new: Weights) -> li
         LayoutChanged: the two have different layouts.
     """
     old.layout.require_equal(new.layout, what="the new weights")
+    return list(_Pass(frames, old.layout).run(old, new))
 
-    def read(tensor: TensorSpec, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        return (
-            readable_bits(old, tensor)[start:stop],
-            readable_bits(new, tensor)[start:stop],
-        )
 
-    parts, scratch = parts_by_tensor(frames, old.layout), Scratch()
-    return join(frames, (found for group in parts for found in compare(group, read, scratch)))
+class _Pass:
+    """The stretches of some frames, and which of what is found in them each frame is made of."""
+
+    def __init__(self, frames: Sequence[FrameSpec], layout: Layout) -> None:
+        self._frames = frames
+        groups = [stretches(parts, _BLOCK) for parts in parts_by_tensor(frames, layout)]
+        self._tensors = [(group[0].tensor, group) for group in groups]
+        flat = [stretch for group in groups for stretch in group]
+        empty = np.empty(0, np.int64)
+        of_frame = np.concatenate([empty, *(stretch.frames for stretch in flat)])
+        offsets = np.concatenate([empty, *(stretch.offsets for stretch in flat)])
+        # Parts by frame, a frame's in the order of its items. lexsort is stable.
+        order = np.lexsort((offsets, of_frame))
+        borders = np.searchsorted(of_frame[order], np.arange(len(frames) + 1)).tolist()
+        self._parts = [order[first:end] for first, end in itertools.pairwise(borders)]
+
+    def run(self, old: Weights, new: Weights) -> Iterator[FrameDelta]:
+        """Compares all, then hands out one frame after the other."""
+        scratch = Scratch()
+        # A stretch's changes lie behind those of the one before.
+        count = sum(part.size for part in self._parts)
+        ends, lanes = np.zeros(count + 1, np.int64), np.empty((count, 2), np.uint64)
+        done = 0
+        for tensor, group in self._tensors:
+            before, after = readable_bits(old, tensor), readable_bits(new, tensor)
+            for stretch in group:
+                first, stop, end = stretch.start, stretch.stop, done + stretch.parts
+                scratch.make_room(tensor.item_bytes, int(ends[done]), stop - first)
+                here = before[first:stop], after[first:stop]
+                stretch.scan(*here, scratch, ends[done : end + 1], lanes[done:end])
+                done = end
+        for frame, mine in zip(self._frames, self._parts, strict=True):
+            yield _gathered(frame, scratch, ends[mine], ends[mine + 1], lanes[mine])
+
+
+def _gathered(
+    frame: FrameSpec, scratch: Scratch,
+    firsts: NDArray[np.int64], ends: NDArray[np.int64], lanes: NDArray[np.uint64],
+) -> FrameDelta:  # fmt: skip
+    """The delta of a frame whose parts' changes lie at [firsts[k], ends[k]) of the scratch."""
+    count = int((ends - firsts).sum())
+    positions = np.empty(count, np.uint32)
+    differences = np.empty(count, UNSIGNED[frame.item_bytes])
+    if count:
+        found = scratch.differences(frame.item_bytes)
+        kernels.gather_changes(scratch.positions, found, firsts, ends, positions, differences)
+    increment = Fingerprint(*map(int, lanes.sum(axis=0)))
+    return FrameDelta(frame.item_bytes, positions, differences, increment)
 
 
 def rounds(frames: Sequence[FrameSpec]) -> Iterator[range]:
-    """Numbers of adjacent frames that begin with columns of the same rows; others are alone.
+    """Numbers of adjacent frames whose blocks of columns lie in the same rows; others are alone.
 
     Those of a round are worth a sweep; `plait.grain` numbers its frames in such rounds.
     """
     first = 0
+    spans = [_span(frame) for frame in frames]
     for number in range(1, len(frames) + 1):
-        if number == len(frames) or not _beside(frames[first], frames[number]):
+        if number == len(frames) or not _overlap(spans[first], spans[number]):
             yield range(first, number)
             first = number
 
 
-def _beside(one: FrameSpec, other: FrameSpec) -> bool:
-    a, b = (next((s for s in frame.segments if s.repeats > 1), None) for frame in (one, other))
-    if a is None or b is None or a.stride != b.stride:
-        return False
-    return abs(a.first_word - b.first_word) < a.stride
+def _span(frame: FrameSpec) -> tuple[int, int]:
+    """Words from a frame's first block of columns to the end of the last one."""
+    blocks = [segment for segment in frame.segments if segment.repeats > 1]
+    begin = min((segment.first_word for segment in blocks), default=0)
+    return begin, max((s.first_word + s.repeats * s.stride for s in blocks), default=0)
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What changed in a part of a frame: at least one item."""
+
+    frame: int
+    positions: NDArray[np.uint32]
+    differences: NDArray[Any]
+    increment: Fingerprint
 
 
 def parts_by_tensor(frames: Sequence[FrameSpec], layout: Layout) -> list[list[Part]]:
@@ -113,93 +174,35 @@ def compare(
     Args:
         read: called for adjacent blocks, each once, which cover the parts.
         scratch: used by one thread at a time; its own if None.
-        block: items that `read` is asked for at once, for a `read` that makes them; at most 2^22.
+        block: items that `read` is asked for at once, for a `read` that makes them; at most 2^21.
     Raises:
         LayoutChanged: it gave other arrays than it should.
     """
-    tensor = parts[0].piece.tensor
-    width = words_per_item(tensor.item_bytes)
-    origin = parts[0].piece.first_word - parts[0].piece.start_item * width
-    begin = min(part.piece.start_item for part in parts)
-    end = max(_end(part.piece) for part in parts)
-    blocks = _Blocks(parts) if _are_columns(parts) else None
     scratch = scratch or Scratch()
-    positions, differences = scratch.positions, scratch.items(tensor, 0)
-    block = _BLOCK if block is None else min(block, _BLOCK)
-    for start in range(begin, end, block):
-        stop = min(start + block, end)
-        old, new = (_checked(bits, tensor, stop - start) for bits in read(tensor, start, stop))
-        if blocks is not None:
-            yield from blocks.found(old, new, start, origin, scratch)
-            continue
-        rows = [
-            (part.frame, at - start, run, part.piece.stride, runs, offset)
-            for part in parts
-            for at, run, runs, offset in _inside(part.piece, start, stop)
-        ]
-        ends, lanes = np.empty(len(rows) + 1, np.int64), np.empty((len(rows), 2), np.uint64)
-        kernels.scan_pieces(
-            old, new, np.array([row[1:] for row in rows], np.int64).reshape(-1, 5),
-            origin + start * width, width, positions, differences, ends, lanes,
-        )  # fmt: skip
-        for k, (frame, *_, offset) in enumerate(rows):
-            yield from _found(
-                frame, offset, positions, differences, slice(ends[k], ends[k + 1]), lanes[k]
-            )
+    for stretch in stretches(parts, _BLOCK if block is None else min(block, _BLOCK)):
+        items = stretch.stop - stretch.start
+        old, new = (
+            _checked(bits, stretch.tensor, items)
+            for bits in read(stretch.tensor, stretch.start, stretch.stop)
+        )
+        scratch.make_room(stretch.tensor.item_bytes, 0, items)
+        yield from _found(stretch, old, new, scratch)
 
 
 def _found(
-    frame: int, offset: int, positions: NDArray[np.uint32], differences: NDArray[Any],
-    mine: slice, lanes: NDArray[np.uint64],
-) -> Iterator[Found]:  # fmt: skip
-    """A part's changes, copied from the scratch, if there are any."""
-    if mine.start < mine.stop:
-        increment = Fingerprint(int(lanes[0]), int(lanes[1]))
-        yield Found(frame, offset, positions[mine].copy(), differences[mine].copy(), increment)
-
-
-def _are_columns(parts: Sequence[Part]) -> bool:
-    """Whether the parts are blocks of columns of one matrix, beside or below each other."""
-    strides = {part.piece.stride for part in parts}
-    columns = [part.piece.start_item % max(part.piece.stride, 1) for part in parts]
-    taken = sorted(zip(columns, (part.piece.run for part in parts), strict=True))
-    apart = all(a + run <= b for (a, run), (b, _) in itertools.pairwise(taken))
-    return len(strides) == 1 and 0 not in strides and apart and sum(taken[-1]) <= max(strides)
-
-
-class _Blocks:
-    """Blocks of columns, for a kernel that looks at their rows once."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-        self._stride = parts[0].piece.stride
-        self._owner = np.full(self._stride, -1, np.int32)
-        self._rows = np.empty((len(parts), 5), np.int64)
-        for number, part in enumerate(parts):
-            piece = part.piece
-            row, column = divmod(piece.start_item, self._stride)
-            self._owner[column : column + piece.run] = number
-            rows = piece.items // piece.run
-            self._rows[number] = (piece.frame_offset, row, rows, piece.run, column)
-
-    def found(
-        self, old: NDArray[Any], new: NDArray[Any], start: int, origin: int, scratch: "Scratch"
-    ) -> Iterator[Found]:
-        """What changed in the tensor's items from `start` on."""
-        tensor = self._parts[0].piece.tensor
-        positions, differences = scratch.positions, scratch.items(tensor, 0)
-        ends = np.empty(len(self._parts) + 2, np.int64)
-        lanes = np.empty((len(self._parts), 2), np.uint64)
-        width = words_per_item(old.itemsize)
-        kernels.scan_columns(
-            old, new, start, self._stride, self._owner, self._rows, origin, width,
-            positions, differences, ends, lanes,
-            scratch.places, scratch.items(tensor, 1), scratch.items(tensor, 2),
-        )  # fmt: skip
-        for number, part in enumerate(self._parts):
-            mine = slice(ends[number + 1], ends[number + 2])
-            at = int(positions[mine.start]) if mine.start < mine.stop else 0
-            yield from _found(part.frame, at, positions, differences, mine, lanes[number])
+    stretch: Stretch, old: NDArray[Any], new: NDArray[Any], scratch: Scratch
+) -> Iterator[Found]:
+    """The parts' changes, copied from the scratch, where there are any."""
+    ends = np.zeros(stretch.parts + 1, np.int64)
+    lanes = np.empty((stretch.parts, 2), np.uint64)
+    stretch.scan(old, new, scratch, ends, lanes)
+    differences = scratch.differences(stretch.tensor.item_bytes)
+    for number, frame in enumerate(stretch.frames.tolist()):
+        first, end = int(ends[number]), int(ends[number + 1])
+        if first < end:
+            increment = Fingerprint(*map(int, lanes[number]))
+            mine = slice(first, end)
+            yield Found(frame, scratch.positions[mine].copy(), differences[mine].copy(), increment)
 
 
 def join(frames: Sequence[FrameSpec], found: Iterable[Found]) -> list[FrameDelta]:
@@ -211,7 +214,7 @@ def join(frames: Sequence[FrameSpec], found: Iterable[Found]) -> list[FrameDelta
 
 
 def _joined(frame: FrameSpec, parts: list[Found]) -> FrameDelta:
-    parts.sort(key=lambda part: part.offset)
+    parts.sort(key=lambda part: int(part.positions[0]))
     empty = np.empty(0, UNSIGNED[frame.item_bytes])
     return FrameDelta(
         frame.item_bytes,
@@ -219,32 +222,6 @@ def _joined(frame: FrameSpec, parts: list[Found]) -> FrameDelta:
         np.concatenate([empty, *(part.differences for part in parts)]),
         sum((part.increment for part in parts), ZERO),
     )
-
-
-def _end(piece: Piece) -> int:
-    return piece.start_item + (piece.items // piece.run - 1) * piece.stride + piece.run
-
-
-def _inside(piece: Piece, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """What of a piece lies in the items [start, stop) of its tensor.
-
-    Yields (first item, run, runs, frame-local number of the first item): a run that the block's
-    border cuts apart, then whole runs, then another such run.
-    """
-    runs, run = piece.items // piece.run, piece.run
-    stride = piece.stride or run
-    row = max((start - piece.start_item) // stride, 0)
-    while row < runs:
-        at = piece.start_item + row * stride
-        first, end = max(at, start), min(at + run, stop)
-        if at >= stop:
-            return
-        whole = min((stop - at - run) // stride + 1, runs - row) if first == at else 0
-        if whole > 0:
-            yield at, run, whole, piece.frame_offset + row * run
-        elif first < end:
-            yield first, end - first, 1, piece.frame_offset + row * run + first - at
-        row += max(whole, 1)
 
 
 def _checked(bits: NDArray[Any], tensor: TensorSpec, items: int) -> NDArray[Any]:
