@@ -16,13 +16,13 @@ from plait_client.checkpoint import CheckpointFolder
 from plait_client.shards import allocate_checkpoint
 from tests.client.serving import ServedRegistry
 
-HEADROOM: Final = 192 << 20
+HEADROOM: Final = 216 << 20
 ROWS: Final = 1 << 17
 LAYOUT: Final = Layout.of(
     [
         TensorSpec("embed", "BF16", (ROWS, 1024)),
         TensorSpec("norm", "F32", (1024,)),
-        *(TensorSpec(f"layer.{n}", "BF16", (4096, 1024)) for n in range(6)),
+        *(TensorSpec(f"layer.{n}", "BF16", (4096, 1024)) for n in range(10)),
     ]
 )
 
@@ -30,7 +30,11 @@ LAYOUT: Final = Layout.of(
 @pytest.fixture
 def limited(registry: ServedRegistry, tmp_path: Path) -> Callable[..., None]:
     """Runs a verb of tests.client.streaming in a process of its own."""
-    environment = os.environ | {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "MALLOC_ARENA_MAX": "2",
+        "OMP_NUM_THREADS": "1",
+        "PLAIT_WORKERS": "2",  # each holds a frame
+    }
 
     def run(verb: str, folder: Path, name: str, cache: str) -> None:
         command = [sys.executable, "-m", "tests.client.streaming", registry.url]
