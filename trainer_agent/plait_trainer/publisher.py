@@ -23,14 +23,16 @@ from plait.wire import VersionDocument
 from plait_client.failpoints import failpoint
 from plait_client.registry import RegistryClient
 from plait_trainer.choice import DetectorName, detector_of
-from plait_trainer.committer import Committer, Line
+from plait_trainer.committer import Committer
 from plait_trainer.detector import Capture, Detector
 from plait_trainer.dtypes import DtypeRule
 from plait_trainer.future import PublishFuture, PublishMetrics
 from plait_trainer.group import Outcome
 from plait_trainer.lanes import Choice, Lanes, chosen_group
+from plait_trainer.line import Line
 from plait_trainer.live import TensorSource
 from plait_trainer.outbox import Outbox, Publish, WhenFull
+from plait_trainer.patience import Patience
 from plait_trainer.peers import Peers
 from plait_trainer.read_back import read_back
 from plait_trainer.sources import Converter, State, source_of
@@ -115,7 +117,8 @@ class Publisher:
         self._policy, self._channel = policy, channel
         self._new_anchor, self._external = new_anchor, external
         self._side_files = None if side_files is None else Path(side_files)
-        self._actor, self._patience, self._store = actor, patience, store
+        self._actor, self._store = actor, store
+        self._patience = Patience(patience)
         self._outbox = Outbox(queue_size, when_full)
 
         def open_lanes() -> Lanes:
@@ -134,7 +137,6 @@ class Publisher:
         self._committer: Committer | None = None
         self._last: PublishFuture | None = None
         self._closed = False
-        self._stopping = threading.Event()
         if attach:
             try:
                 self.attach()
@@ -290,7 +292,7 @@ class Publisher:
 
     def _close(self, *, abandon: bool, within: float | None) -> None:
         if abandon:
-            self._stopping.set()
+            self._patience.stopping.set()
         self._outbox.close()
         with self._calling:
             if self._closed:
@@ -394,10 +396,10 @@ class Publisher:
         line = Line(
             self._policy, self._channel, proven.division,
             external=self._external, side_files=self._side_files, actor=self._actor,
-            patience=self._patience, store=self._store,
+            store=self._store,
         )  # fmt: skip
         self._committer = Committer(
-            self._client, line, standing, self._peers.commits, stopping=self._stopping
+            self._client, line, standing, self._patience, self._peers.commits
         )
 
     def _read_back(self, names: Collection[str]) -> Weights:

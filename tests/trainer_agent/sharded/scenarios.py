@@ -139,7 +139,7 @@ def with_one_upload_failing(process: Process, url: str, policy: str, port: int) 
         out.publish().result()
         for name in ("first", "second"):
             if failing:
-                proxy.lose("PUT /v1/chunks/", "cut")
+                proxy.lose("POST /v1/chunks:missing", "cut")
             bump(model)
             process.refused(name, out.publish().result)
             assert out.version is not None

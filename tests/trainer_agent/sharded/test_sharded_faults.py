@@ -36,7 +36,7 @@ def run(
 
 
 @pytest.mark.parametrize("place", ["captured", "uploaded", "committed"])
-def test_a_process_killed_anywhere_in_a_publish_is_named_and_the_job_goes_on_from_what_is_committed(
+def test_a_process_killed_in_a_publish_is_named_and_the_job_goes_on(
     place: str, shared_registry: RegistryProcess, client: RegistryClient, policy: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
