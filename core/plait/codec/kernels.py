@@ -176,6 +176,20 @@ def scan_pieces(
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _find_all(old: Any, new: Any, places: Any, before: Any, after: Any) -> Any:
+    """Which items differ, and their bits, fetched while they are in the cache; returns how many."""
+    count: Any = 0
+    for first in range(0, old.size, _BLOCK):
+        known = count
+        length = min(_BLOCK, old.size - first)
+        count = _find(old, new, first, length, 0, 1, first, 0, places, count)
+        for i in range(known, count):
+            before[i] = old[places[i]]
+            after[i] = new[places[i]]
+    return count
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def scan_columns(
     old: Any, new: Any, start: Any, stride: Any, owner: Any, blocks: Any, origin: Any, width: Any,
     positions: Any, differences: Any, ends: Any, lanes: Any,
@@ -190,15 +204,7 @@ def scan_columns(
     places = np.empty(old.size + SLACK, np.uint32)
     before = np.empty(old.size, differences.dtype)
     after = np.empty(old.size, differences.dtype)
-    count: Any = 0
-    for first in range(0, old.size, _BLOCK):
-        known = count
-        length = min(_BLOCK, old.size - first)
-        count = _find(old, new, first, length, 0, 1, first, 0, places, count)
-        # Now, while they are in the cache.
-        for i in range(known, count):
-            before[i] = old[places[i]]
-            after[i] = new[places[i]]
+    count = _find_all(old, new, places, before, after)
     owners = np.empty(count, np.int32)
     used = np.zeros(blocks.shape[0] + 2, np.int64)
     reciprocal = 1.0 / stride
