@@ -6,12 +6,12 @@ from typing import TypeAlias
 
 import torch
 
-from plait.errors import UsageError
+from plait.errors import PublishError, UsageError
 from plait_trainer import huggingface
 from plait_trainer.dtypes import DtypeRule
 from plait_trainer.live import LiveTensor, TensorSource
 from plait_trainer.naming import canonical_names
-from plait_trainer.shards import view_of
+from plait_trainer.shards import is_distributed, view_of
 from plait_trainer.ties import without_aliases
 
 State: TypeAlias = Mapping[str, torch.Tensor]
@@ -92,6 +92,13 @@ class ModuleSource:
         if signature != self._signature:
             self._views = self._conversion.of(state)
             self._signature = signature
+        for origin, view in self._views.values():
+            if view is not None and is_distributed(state[origin]):
+                raise PublishError(
+                    f"parameter {origin!r} is distributed, and saved as several tensors",
+                    remedy="pass names=, a function from the module's state dict to the "
+                    "checkpoint's, whose values are DTensors",
+                )
         return {
             name: (origin, state[origin] if view is None else view.of(state[origin]))
             for name, (origin, view) in self._views.items()

@@ -6,6 +6,7 @@ pickled: they stay within one training job.
 
 import logging
 import pickle
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -87,12 +88,15 @@ class TorchGroup:
         """Everybody's item; or everybody is told why not."""
         items, lost, elsewhere = [item], [], []
         for rank in range(1, self.size):
+            began = time.monotonic()
             try:
                 at, theirs = self._receive(rank, timeout)
             except RuntimeError as error:
                 logger.debug("rank %d: %s", rank, error)
                 lost.append(rank)
-                continue
+                if time.monotonic() - began < timeout:
+                    continue
+                break  # gloo has given up all connections with this one: the others say nothing
             items.append(theirs)
             if at != step:
                 elsewhere.append(f"rank {rank} is at {at!r}")

@@ -49,7 +49,7 @@ def live(rank: int, job: dict[str, Any], logs: Path) -> int:
     size = job["size"]
     torch.set_num_threads(1)
     if size > 1:
-        store = distributed.FileStore(str(logs / "store"), size)
+        store = torch.distributed.FileStore(str(logs / "store"), size)  # type: ignore[attr-defined]
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
     process = Process(rank, size, Path(job["folder"]))
     try:

@@ -29,7 +29,8 @@ class Layer(nn.Module):
         normed = self.norm(hidden)
         scores = self.q_proj(normed) @ self.k_proj(normed).transpose(-1, -2)
         hidden = hidden + scores.softmax(-1) @ self.v_proj(normed)
-        return hidden + self.down_proj(torch.relu(self.up_proj(hidden)))
+        mixed: torch.Tensor = self.down_proj(torch.relu(self.up_proj(hidden)))
+        return hidden + mixed
 
 
 class TinyTransformer(nn.Module):
@@ -51,7 +52,8 @@ class TinyTransformer(nn.Module):
         hidden = self.embed(tokens) * self.gain.sum()
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.head(hidden)
+        scores: torch.Tensor = self.head(hidden)
+        return scores
 
 
 def sharded(model: TinyTransformer) -> nn.Module:
@@ -59,7 +61,8 @@ def sharded(model: TinyTransformer) -> nn.Module:
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def hybrid(model: TinyTransformer) -> nn.Module:
@@ -67,7 +70,8 @@ def hybrid(model: TinyTransformer) -> nn.Module:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def _by_columns_and_rows(model: TinyTransformer, mesh: DeviceMesh) -> None:
@@ -89,7 +93,8 @@ def both(model: TinyTransformer) -> nn.Module:
     _by_columns_and_rows(model, mesh["tensor"])
     for layer in model.layers:
         fully_shard(layer, mesh=mesh["data"])
-    return fully_shard(model, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    return model
 
 
 def replicated(model: TinyTransformer) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from plait.tensors import StateDictWeights, layout_of_tensors
 from plait.wire import MoveRequest
 from plait_client.registry import RegistryClient
 from plait_trainer import Capture, Publisher, SnapshotDetector
-from plait_trainer.choice import detector_of
+from plait_trainer.choice import DetectorName, detector_of
 from plait_trainer.detector import LiveTensors
 from tests.trainer_agent.proxy import Proxy
 from tests.trainer_agent.sharded.models import KINDS, VOCABULARY, TinyTransformer, gathered
@@ -66,7 +67,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     tokens = torch.randint(VOCABULARY, (2, 5), generator=noise)
     loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(1, 1).flatten())
     optimizer.zero_grad()
-    loss.backward()
+    torch.autograd.backward(loss)
     optimizer.step()
 
 
@@ -79,8 +80,8 @@ def bump(model: nn.Module) -> None:
 
 
 def steps(
-    process: Process, url: str, policy: str, kind: str, count: int = 3, detector: str = "snapshot",
-    resumes: bool = False,
+    process: Process, url: str, policy: str, kind: str, count: int = 3,
+    detector: DetectorName = "snapshot", resumes: bool = False,
 ) -> None:  # fmt: skip
     """Publishes the model as it starts, unless it resumes, and after each of `count` steps."""
     model = process.model(kind)
@@ -243,6 +244,23 @@ def apart(process: Process, url: str, policy: str) -> None:
         process.refused("again", out.publish)
 
 
+def without_an_answer(process: Process, url: str, policy: str) -> None:
+    """Rank 1 is alive and doesn't come, until the others have been told."""
+    model = process.model("fsdp")
+    with (
+        RegistryClient(url) as client,
+        Publisher(model, client=client, policy=policy, patience=0.0, peer_timeout=3.0) as out,
+    ):
+        out.publish().result()
+        told = [process.folder / f"told-{rank}" for rank in (0, 2)]
+        if process.rank == 1:
+            while not all(path.exists() for path in told):
+                time.sleep(0.05)
+        process.refused("publish", out.publish)
+        if process.rank != 1:
+            (process.folder / f"told-{process.rank}").touch()
+
+
 def from_a_base(process: Process, url: str, policy: str) -> None:
     """A model that has been trained on from version 1, whose whole weights lie in a file."""
     model = process.model("fsdp", 1)
@@ -325,6 +343,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     scenario.__name__: scenario
     for scenario in (
         steps, bumps, with_one_upload_failing, with_one_capture_failing, with_an_interrupt,
-        with_an_unknown_commit, behind_a_rollback, apart, from_a_base, external, choices,
+        with_an_unknown_commit, without_an_answer, behind_a_rollback, apart, from_a_base,
+        external, choices,
     )
 }  # fmt: skip

@@ -12,9 +12,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from plait.errors import PublishError
+from plait_trainer.dtypes import DtypeRule
 from plait_trainer.live import ShardView
 from plait_trainer.shards import is_distributed, local_part, view_of
+from plait_trainer.sources import ModuleSource
 from plait_trainer.ties import without_aliases
+from tests.trainer_agent.test_published_tensors import transformers_model
 
 Placements = tuple[Placement, ...]
 
@@ -128,3 +131,17 @@ def test_a_plain_tensor_is_all_there_is() -> None:
     assert not is_distributed(plain)
     assert not isinstance(view_of("w", plain, plain.dtype), ShardView)
     assert local_part(plain).data_ptr() == plain.data_ptr()
+
+
+def test_stacked_experts_that_are_distributed_are_refused_in_words() -> None:
+    model = transformers_model("experts", tied=True)
+    source = ModuleSource(model, DtypeRule(None))
+    assert any("experts.0." in tensor.spec.name for tensor in source.tensors())
+    with rank_of((2,), 0) as mesh:
+        for module in model.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if parameter.ndim == 3:
+                    shards = placed(mesh, tuple(parameter.shape), (Shard(0),))
+                    setattr(module, name, torch.nn.Parameter(shards))
+        with pytest.raises(PublishError, match="is distributed, and saved as several tensors"):
+            list(source.tensors())

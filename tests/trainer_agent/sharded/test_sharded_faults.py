@@ -164,3 +164,11 @@ def test_a_process_that_goes_another_way_is_named_and_nobody_waits_for_it(
         code, message = ranks[number].said["publish"]
         assert (code, ranks[number].said["again"][0]) == ("publish_failed", "publish_failed")
         assert "rank 0 is at 'capture', but rank 1 is at 'close'" in message
+
+
+def test_a_process_that_doesnt_come_is_given_up(
+    shared_registry: RegistryProcess, policy: str, tmp_path: Path
+) -> None:
+    ranks = run("without_an_answer", shared_registry, policy, tmp_path)
+    assert [rank.said["publish"][0] for rank in ranks] == ["peer_lost"] * 3
+    assert "rank 1 of the group" in ranks[0].said["publish"][1]
