@@ -7,6 +7,7 @@ pickled: they stay within one training job.
 import logging
 import pickle
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 _CLOSE: Final = "close"
 
+# How many groups of the same processes this one has opened.
+_opened: Counter[tuple[int, ...]] = Counter()
+
 
 class TorchGroup:
     """The processes of a torch process group, as a `Group`. Used by one thread at a time.
@@ -31,20 +35,33 @@ class TorchGroup:
     Args:
         parent: whose processes they are; by default all of them.
         timeout: seconds that one of them waits for another.
+
+    Raises:
+        PeerLost: one of them hasn't come within the timeout.
     """
 
     def __init__(
         self, parent: distributed.ProcessGroup | None = None, *, timeout: float = 1800.0
     ) -> None:
-        ranks = None
-        if parent is not None and distributed.get_world_size(parent) < distributed.get_world_size():
-            ranks = distributed.get_process_group_ranks(parent)
-        self._group: distributed.ProcessGroup = distributed.new_group(
-            ranks, backend="gloo", timeout=timedelta(seconds=timeout),
-            use_local_synchronization=ranks is not None,
-        )  # fmt: skip
-        self.rank: int = self._group.rank()
-        self.size: int = self._group.size()
+        ranks = tuple(distributed.get_process_group_ranks(parent or distributed.group.WORLD))
+        self.rank: int = ranks.index(distributed.get_rank())
+        self.size: int = len(ranks)
+        # Not new_group: it takes every process of the job, or gives a group of some of them the
+        # name, and with it the stale addresses, of an earlier one.
+        _opened[ranks] += 1
+        store = torch.distributed.PrefixStore(  # type: ignore[attr-defined]
+            f"plait/{'-'.join(map(str, ranks))}/{_opened[ranks]}",
+            distributed.distributed_c10d._get_default_store(),
+        )
+        try:
+            self._group: distributed.ProcessGroupGloo | None = distributed.ProcessGroupGloo(
+                store, self.rank, self.size, timedelta(seconds=timeout)
+            )
+        except RuntimeError as error:
+            raise PeerLost(
+                f"not all of the ranks {list(ranks)} have opened a publisher: {error}",
+                remedy="every process of the group constructs one; or pass group=False",
+            ) from error
         self._timeout = timeout
         self._over: PlaitError | None = None
         self._closed = False
@@ -76,7 +93,7 @@ class TorchGroup:
             except PlaitError as error:
                 logger.warning("the group of publishers closes without the others: %s", error)
         self._over = PublishError("the group of publishers is closed")
-        distributed.destroy_process_group(self._group)
+        self._group = None
 
     def _answer(self, step: str, item: object, answer: Callable[[list[Any]], T]) -> T:
         items = self._gather(step, item, self._timeout)
@@ -133,17 +150,23 @@ class TorchGroup:
             raise what
         return what
 
+    @property
+    def _gloo(self) -> Any:
+        """Torch's type of it says nothing of `send` and `recv`."""
+        assert self._group is not None
+        return self._group
+
     def _send(self, rank: int, message: bytes, timeout: float) -> None:
         size = torch.tensor([len(message)], dtype=torch.int64)
         body = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         for tensor in (size, body):
-            self._group.send([tensor], rank, 0).wait(timedelta(seconds=timeout))
+            self._gloo.send([tensor], rank, 0).wait(timedelta(seconds=timeout))
 
     def _receive(self, rank: int, timeout: float) -> tuple[str, Any]:
         size = torch.empty(1, dtype=torch.int64)
-        self._group.recv([size], rank, 0).wait(timedelta(seconds=timeout))
+        self._gloo.recv([size], rank, 0).wait(timedelta(seconds=timeout))
         body = torch.empty(int(size), dtype=torch.uint8)
-        self._group.recv([body], rank, 0).wait(timedelta(seconds=timeout))
+        self._gloo.recv([body], rank, 0).wait(timedelta(seconds=timeout))
         what: tuple[str, Any] = pickle.loads(body.numpy().tobytes())
         return what
 
