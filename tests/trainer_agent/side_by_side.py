@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from plait.cut import plain_cut
@@ -15,6 +14,7 @@ from plait_trainer.partial_weights import SomeWeights
 from plait_trainer.reconstruction import ReconstructionDetector
 from plait_trainer.share import Share
 from plait_trainer.snapshot import SnapshotDetector
+from tests.trainer_agent.captures import assert_same_capture
 
 
 class SideBySide:
@@ -65,12 +65,7 @@ class SideBySide:
     def publish(self, *, keep: bool = True) -> Capture:
         """Both captures, which must be equal; returns the reconstructed one."""
         wanted, found = (each.capture(self.live()) for each in (self.snapshot, self.detector))
-        assert found.fingerprint == wanted.fingerprint
-        assert list(found.deltas) == list(wanted.deltas)
-        for number, delta in wanted.deltas.items():
-            np.testing.assert_array_equal(found.deltas[number].positions, delta.positions)
-            np.testing.assert_array_equal(found.deltas[number].differences, delta.differences)
-            assert found.deltas[number].increment == delta.increment
+        assert_same_capture(found, wanted)
         if keep:
             self.snapshot.keep(wanted)
             self.detector.keep(found)

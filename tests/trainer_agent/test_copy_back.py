@@ -1,6 +1,5 @@
 """FP32 masters rounded into BF16 parameters: what the copy changes is what is published."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,7 +9,7 @@ from plait.weights import Weights
 from plait_client.registry import RegistryClient
 from plait_trainer import Publisher, SnapshotDetector
 from plait_trainer.copy_back import CopyBackDetector
-from plait_trainer.detector import Capture
+from tests.trainer_agent.captures import assert_same_capture
 from tests.trainer_agent.reading import assert_bits_equal, weights_at
 from tests.trainer_agent.test_snapshot_detector import attached, held, live_of, share_of
 
@@ -71,26 +70,17 @@ def test_it_finds_what_the_snapshot_finds() -> None:
     for _ in range(3):
         run.step()
         detector.copy()
-    assert_same(detector.capture(live), snapshot.capture(live))
+    assert_same_capture(detector.capture(live), snapshot.capture(live))
     run.step()
     detector.copy()
     found, wanted = detector.capture(live), snapshot.capture(live)
-    assert_same(found, wanted)
+    assert_same_capture(found, wanted)
     detector.keep(found)
     snapshot.keep(wanted)
     assert detector.capture(live).deltas == {}
     run.step()
     detector.copy()
-    assert_same(detector.capture(live), snapshot.capture(live))
-
-
-def assert_same(found: Capture, wanted: Capture) -> None:
-    assert found.fingerprint == wanted.fingerprint
-    assert list(found.deltas) == list(wanted.deltas)
-    for number, delta in wanted.deltas.items():
-        np.testing.assert_array_equal(found.deltas[number].positions, delta.positions)
-        np.testing.assert_array_equal(found.deltas[number].differences, delta.differences)
-        assert found.deltas[number].increment == delta.increment
+    assert_same_capture(detector.capture(live), snapshot.capture(live))
 
 
 def prepared() -> tuple[MixedRun, CopyBackDetector, SnapshotDetector, Weights]:
@@ -117,7 +107,7 @@ def test_a_parameter_written_beside_its_master_is_read_back(
         detector.copy()
     live = live_of(run.model.state_dict())
     found = detector.capture(live)
-    assert_same(found, snapshot.capture(live))
+    assert_same_capture(found, snapshot.capture(live))
     assert "0.weight: written to beside the copy" in caplog.text
     detector.keep(found)
     assert detector.capture(live).deltas == {}
@@ -146,7 +136,22 @@ def test_a_base_makes_the_first_capture_the_difference_to_it() -> None:
     detector = CopyBackDetector(lambda: run.pairs)
     live = live_of(run.model.state_dict())
     detector.attach(live, share_of(layout, cut), base=base)
-    assert_same(detector.capture(live), snapshot.capture(live))
+    assert_same_capture(detector.capture(live), snapshot.capture(live))
+
+
+def test_parameters_that_share_a_buffer_have_masters_of_their_own() -> None:
+    torch.manual_seed(4)
+    buffer = torch.randn(160).bfloat16()
+    state = {"a": buffer[:96].view(8, 12), "b": buffer[96:], "b.half": buffer[128:]}
+    masters = [torch.randn(8, 12), torch.randn(64)]
+    detector = CopyBackDetector(lambda: list(zip((state["a"], state["b"]), masters, strict=True)))
+    snapshot, layout, cut = attached(state)
+    live = live_of(state)
+    detector.attach(live, share_of(layout, cut))
+    detector.copy()
+    assert torch.equal(state["a"], masters[0].bfloat16())
+    # Nothing had to be read back: there is nowhere to read it from.
+    assert_same_capture(detector.capture(live), snapshot.capture(live))
 
 
 def test_a_master_that_lies_otherwise_is_refused() -> None:

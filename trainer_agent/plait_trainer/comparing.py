@@ -96,7 +96,7 @@ def compare_share(
         return TensorChange(name, found, now)
 
     groups = [
-        parts for parts in sweep.parts_by_tensor(share.local_frames, share.local)
+        parts for parts in share.parts
         if names is None or parts[0].piece.tensor.name in names
     ]  # fmt: skip
     return shared().map(compare, groups, at_once=threads)

@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plait.codec.algebra import apply
 from plait.errors import FingerprintMismatch, PublishError, UsageError
 from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import TensorSpec
 from plait.weights import Weights
 from plait_trainer.comparing import TensorChange, compare_share, deltas_of
-from plait_trainer.deltas import Deltas, add_up
+from plait_trainer.deltas import Deltas, add_up, apply_deltas
 from plait_trainer.detector import Capture, LiveTensors, ReadBack
 from plait_trainer.live import TensorView
+from plait_trainer.memory import lies_within, memory_of, overlap, same_view
 from plait_trainer.partial_weights import LiveWeights, SomeWeights
+from plait_trainer.shards import local_part
 from plait_trainer.share import Share
 
 logger = logging.getLogger("plait.trainer")
@@ -163,9 +164,7 @@ class CopyBackDetector:
 
     def keep(self, capture: Capture) -> None:  # noqa: ARG002 (the capture left here what it needs)
         state = self._attached()
-        places = {number: place for place, number in enumerate(state.share.numbers)}
-        for number, delta in state.captured_own.items():
-            apply(state.share.local_frames[places[number]], state.copies, delta)
+        apply_deltas(state.share, state.copies, state.captured_own)
         state.kept = dict(state.captured)
         state.copied = {name: state.captured[name] for name in state.copied}
         state.changes, state.captured_own, state.lost = {}, {}, set()
@@ -220,21 +219,22 @@ def _require_proven(
 def _masters_of(
     live: LiveTensors, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
 ) -> Iterator[tuple[str, TensorView]]:
-    """A view of the master for every live tensor that is a view of a paired parameter."""
-    by_place = {parameter.untyped_storage().data_ptr(): (parameter, m) for parameter, m in pairs}
-    for parameter, master in pairs:
+    """A view of the master for every live tensor that is, or lies in, one paired parameter."""
+    held: dict[tuple[object, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for parameter, master in ((local_part(p), local_part(m)) for p, m in pairs):
         if parameter.shape != master.shape or parameter.stride() != master.stride():
             raise UsageError(
                 f"a parameter of shape {list(parameter.shape)} and strides "
                 f"{list(parameter.stride())} has a master of {list(master.shape)} and "
                 f"{list(master.stride())}; expected the same"
             )
+        held.setdefault(memory_of(parameter), []).append((parameter, master))
     for name, tensor in live.items():
         if not isinstance(tensor, TensorView) or tensor.tensor.dtype != tensor.dtype:
             continue
-        view = tensor.tensor
-        if (pair := by_place.get(view.untyped_storage().data_ptr())) is not None:
-            parameter, master = pair
-            offset = view.storage_offset() - parameter.storage_offset() + master.storage_offset()
-            shifted = master.detach().as_strided(view.shape, view.stride(), offset)
-            yield name, TensorView(name, shifted, tensor.dtype)
+        view = tensor.tensor.detach()
+        around = [pair for pair in held.get(memory_of(view), ()) if overlap(view, pair[0])]
+        if len(around) == 1 and lies_within(view, around[0][0]):
+            shown = same_view(view, *around[0])
+            assert shown is not None  # their strides are equal
+            yield name, TensorView(name, shown, tensor.dtype)

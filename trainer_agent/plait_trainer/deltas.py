@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from plait.codec.algebra import FrameDelta, add
+from plait.codec.algebra import FrameDelta, add, apply
 from plait.codec.frames import EncodedFrame, encode_delta, encode_dense
 from plait.cut import Cut
 from plait.layout import Layout
@@ -22,6 +22,13 @@ def add_up(first: Deltas, second: Deltas) -> Deltas:
     for number, delta in second.items():
         total[number] = add(total[number], delta) if number in total else delta
     return {number: total[number] for number in sorted(total) if total[number].count}
+
+
+def apply_deltas(share: Share, weights: Weights, deltas: Deltas) -> None:
+    """Adds deltas of a share's frames to weights of its local layout, in place."""
+    for number, local in zip(share.numbers, share.local_frames, strict=True):
+        if number in deltas:
+            apply(local, weights, deltas[number])
 
 
 def encode_changes(cut: Cut, deltas: Deltas) -> Iterator[EncodedFrame]:

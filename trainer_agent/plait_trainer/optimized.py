@@ -12,6 +12,8 @@ import torch
 
 from plait_trainer.detector import LiveTensors
 from plait_trainer.inversion import Moments
+from plait_trainer.memory import lies_within, memory_of, overlap, same_view
+from plait_trainer.shards import local_part
 
 # Published dtypes that rounding reaches from float32 with something to spare.
 RECOVERABLE: Final = frozenset({torch.bfloat16, torch.float16})
@@ -36,7 +38,7 @@ class Place:
     @property
     def stands(self) -> bool:
         """Whether the parameter still is the memory that is published."""
-        return _memory(local_part(self.parameter)) == _memory(self.view)
+        return memory_of(local_part(self.parameter)) == memory_of(self.view)
 
     def moments(self, state: Mapping[str, Any], *, amsgrad: bool) -> Moments | str:
         """The same view of the moments; or why there is none, in words."""
@@ -54,23 +56,8 @@ class Place:
         said, wanted = (f"{t.dtype}{list(t.shape)} on {t.device}" for t in (found, parameter))
         if said != wanted:
             return f"a moment is {said}; expected {wanted}"
-        if _form(self.view) == _form(parameter):
-            return found
-        if found.stride() != parameter.stride():
-            return "a moment has other strides than its parameter"
-        offset = self.view.storage_offset() - parameter.storage_offset()
-        return found.as_strided(
-            self.view.shape, self.view.stride(), found.storage_offset() + offset
-        )
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor this process holds, detached: all of it, or its shard."""
-    detached = tensor.detach()
-    if hasattr(detached, "to_local"):
-        local: torch.Tensor = detached.to_local()
-        return local
-    return detached
+        view = same_view(self.view, parameter, found)
+        return "a moment has other strides than its parameter" if view is None else view
 
 
 def find_places(live: LiveTensors, optimizer: torch.optim.Optimizer) -> dict[str, Place]:
@@ -82,7 +69,7 @@ def find_places(live: LiveTensors, optimizer: torch.optim.Optimizer) -> dict[str
     parameters: dict[tuple[object, int], list[tuple[int, torch.Tensor]]] = {}
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            parameters.setdefault(_memory(local_part(parameter)), []).append((number, parameter))
+            parameters.setdefault(memory_of(local_part(parameter)), []).append((number, parameter))
     places = {}
     for name, tensor in live.items():
         view, dtype = getattr(tensor, "tensor", None), getattr(tensor, "dtype", None)
@@ -92,18 +79,22 @@ def find_places(live: LiveTensors, optimizer: torch.optim.Optimizer) -> dict[str
         if view.dtype != torch.float32 or view.is_neg() or not view.numel():
             continue
         around = [
-            (number, parameter) for number, parameter in parameters.get(_memory(view), ())
-            if _overlap(view, local_part(parameter))
+            (number, parameter) for number, parameter in parameters.get(memory_of(view), ())
+            if overlap(view, local_part(parameter))
         ]  # fmt: skip
-        if len(around) == 1 and _lies_within(view, local_part(around[0][1])):
-            places[name] = Place(around[0][1], around[0][0], view, dtype)
+        if len(around) != 1:
+            continue
+        number, parameter = around[0]
+        local = local_part(parameter)
+        if local.dtype == torch.float32 and lies_within(view, local):
+            places[name] = Place(parameter, number, view, dtype)
     return places
 
 
 def optimized_memory(optimizer: torch.optim.Optimizer) -> set[tuple[object, int]]:
     """The memory of every parameter of the optimizer, as `is_optimized` asks for it."""
     return {
-        _memory(local_part(parameter))
+        memory_of(local_part(parameter))
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
@@ -112,38 +103,7 @@ def optimized_memory(optimizer: torch.optim.Optimizer) -> set[tuple[object, int]
 def is_optimized(tensor: object, memory: set[tuple[object, int]]) -> bool:
     """Whether a live tensor shares memory with an optimizer's parameter."""
     view = getattr(tensor, "tensor", None)
-    return isinstance(view, torch.Tensor) and _memory(view.detach()) in memory
-
-
-def _memory(tensor: torch.Tensor) -> tuple[object, int]:
-    return tensor.device, int(tensor.untyped_storage().data_ptr())
-
-
-def _form(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.stride(), tensor.storage_offset()
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First item in the storage, and the one behind the last."""
-    if not tensor.numel():
-        return 0, 0
-    first = int(tensor.storage_offset())
-    reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return first, first + int(reach) + 1
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    (first, end), (start, stop) = _span(one), _span(other)
-    return first < stop and start < end
-
-
-def _lies_within(view: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether the state has the same view: the very parameter, or part of a gapless one."""
-    if parameter.dtype != torch.float32:
-        return False
-    (first, end), (start, stop) = _span(view), _span(parameter)
-    gapless = stop - start == parameter.numel()
-    return _form(view) == _form(parameter) or (gapless and start <= first and end <= stop)
+    return isinstance(view, torch.Tensor) and memory_of(view.detach()) in memory
 
 
 def unwrapped_optimizer(

@@ -25,12 +25,22 @@ class SomeWeights:
         return self.arrays[name]
 
 
-@dataclass(frozen=True, eq=False)
 class LiveWeights:
-    """The live tensors, each read anew when it is asked for: nothing can be applied to them."""
+    """The live tensors, read when they are asked for: nothing can be applied to them.
 
-    layout: Layout
-    live: Mapping[str, LiveTensor]
+    The last tensor is kept until another is asked for, since the frames of a large one ask in turn:
+    to be used before anything changes the weights.
+    """
+
+    def __init__(self, layout: Layout, live: Mapping[str, LiveTensor]) -> None:
+        self._layout, self._live = layout, live
+        self._last: tuple[str, NDArray[Any]] | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
 
     def bits(self, name: str) -> NDArray[Any]:
-        return self.live[name].bits(0, self.layout[name].items)
+        if self._last is None or self._last[0] != name:
+            self._last = name, self._live[name].bits(0, self._layout[name].items)
+        return self._last[1]

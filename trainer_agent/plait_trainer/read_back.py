@@ -5,7 +5,6 @@ comes out is for the caller to prove: by the tensors' own fingerprints.
 """
 
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +56,7 @@ def read_back(
         _follow(fetcher, step, weights)
     for number, delta in pending.items():
         _add(share.cut.cut.frames[number], delta, weights)
-    return SomeWeights(share.local, {name: _block(share, name, arrays[name]) for name in names})
+    return SomeWeights(share.local, {name: share.part(name, arrays[name]) for name in names})
 
 
 def _follow(fetcher: Fetcher, step: PlanStep, weights: SomeWeights) -> None:
@@ -91,13 +90,6 @@ def _follow(fetcher: Fetcher, step: PlanStep, weights: SomeWeights) -> None:
             else:
                 delta = decode_delta(encoded, frame)
                 _add(frame, negate(delta) if step.kind == "reverse" else delta, weights)
-
-
-def _block(share: Share, name: str, bits: NDArray[Any]) -> NDArray[Any]:
-    """What this process publishes of a whole tensor's bits."""
-    if share.is_whole or (block := share.blocks.get(name)) is None:
-        return bits
-    return np.ascontiguousarray(bits.reshape(block.whole.shape)[block.region]).reshape(-1)
 
 
 def _own(frame: FrameSpec, weights: SomeWeights) -> Iterator[Piece]:

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from plait.codec.algebra import FrameDelta, add, apply
+from plait.codec.algebra import FrameDelta, add
 from plait.errors import FingerprintMismatch, PublishError
 from plait.fingerprint import ZERO, Fingerprint
 from plait.weights import Weights
+from plait_trainer.deltas import apply_deltas
 from plait_trainer.detector import Capture, LiveTensors, ReadBack
 from plait_trainer.optimized import (
     find_places,
@@ -135,12 +136,10 @@ class ReconstructionDetector:
 
     def keep(self, capture: Capture) -> None:  # noqa: ARG002 (the capture left here what it needs)
         share = self._watching().share
-        places = {number: place for place, number in enumerate(share.numbers)}
         for t in self._watching().tracked.values():
             if t.copy is not None:
                 weights = SomeWeights(share.local, {t.name: t.copy})
-                for number, delta in t.at.deltas.items():
-                    apply(share.local_frames[places[number]], weights, delta)
+                apply_deltas(share, weights, t.at.deltas)
             t.kept, t.at = t.at.fingerprint, replace(t.at, deltas={})
             t.surprises, t.surprised = t.surprises + 1 if t.surprised else 0, False
 

@@ -8,11 +8,14 @@ seen from either side, and only words tell the two apart.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.codec.stretches import Part
+from plait.codec.sweep import parts_by_tensor
 from plait.cut import FrameSpec
 from plait.fingerprint import ZERO, Fingerprint
 from plait.grain import SlottedCut
@@ -56,10 +59,10 @@ class Share:
     def is_whole(self) -> bool:
         return self.local is self.layout
 
-    @property
-    def frames(self) -> tuple[FrameSpec, ...]:
-        """The frames published here, in words of the whole layout."""
-        return tuple(self.cut.cut.frames[number] for number in self.numbers)
+    @cached_property
+    def parts(self) -> list[list[Part]]:
+        """The local frames' pieces, one list for each tensor: the same for every capture."""
+        return parts_by_tensor(self.local_frames, self.local)
 
     def part(self, name: str, bits: NDArray[Any]) -> NDArray[Any]:
         """What of a whole tensor's bits lies in its block here; a copy, unless it is all of them.

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plait.codec.algebra import apply
 from plait.errors import FingerprintMismatch, PublishError
 from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import TensorSpec
 from plait.weights import UNSIGNED, ArrayWeights, Weights, readable_bits
 from plait_trainer.comparing import compare_share, deltas_of
+from plait_trainer.deltas import apply_deltas
 from plait_trainer.detector import Capture, LiveTensors, ReadBack
 from plait_trainer.share import Share, fingerprint_share
 
@@ -97,9 +97,7 @@ class SnapshotDetector:
 
     def keep(self, capture: Capture) -> None:
         snapshot, share = self._held()
-        places = {number: place for place, number in enumerate(share.numbers)}
-        for number, delta in capture.deltas.items():
-            apply(share.local_frames[places[number]], snapshot, delta)
+        apply_deltas(share, snapshot, capture.deltas)
         self._fingerprint = capture.fingerprint
 
     def close(self) -> None:
