@@ -18,7 +18,7 @@ from plait_trainer.live import LiveTensor, run_of
 from plait_trainer.optimized import Place
 
 # Items worked on at once: on a CPU few enough for its caches, on a device enough to fill it.
-_CPU_ITEMS: Final = 1 << 14
+_CPU_ITEMS: Final = 1 << 16
 _DEVICE_ITEMS: Final = 1 << 22
 
 # A bound of 0 is exceeded by any update.
