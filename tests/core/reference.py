@@ -41,10 +41,11 @@ Words = NDArray[np.uint16]
 def fingerprint(bits: NDArray[Any], first_word: int = 0) -> str:
     """Of consecutive items from `first_word` on, by the formulas of the format's text."""
     values = bits.astype(np.uint64) if bits.itemsize == 1 else bits.view("<u2").astype(np.uint64)
-    return _mixed(np.arange(values.size, dtype=np.uint64) + np.uint64(first_word), values)
+    return mixed_words(np.arange(values.size, dtype=np.uint64) + np.uint64(first_word), values)
 
 
-def _mixed(words: NDArray[np.uint64], values: NDArray[np.uint64]) -> str:
+def mixed_words(words: NDArray[np.uint64], values: NDArray[np.uint64]) -> str:
+    """Fingerprint of these words, each with its number."""
     key = (words << np.uint64(16)) | values
 
     def mixed(seed: int, shifts: tuple[int, int, int], factors: tuple[int, int]) -> int:
@@ -121,9 +122,9 @@ def _apply_frame(state: Words, frame: dict[str, Any], spec: Frame, *, back: bool
     width = max(item_bytes // 2, 1)
     places = np.array([words[i] + k for i in changed for k in range(width)], np.uint64)
     values = np.array([v >> 16 * k & 0xFFFF for v in changed.values() for k in range(width)])
-    found, old = _mixed(places, values.astype(np.uint64)), ZERO
+    found, old = mixed_words(places, values.astype(np.uint64)), ZERO
     if frame["mode"] != "dense":
-        old = _mixed(places, state[places].astype(np.uint64))
+        old = mixed_words(places, state[places].astype(np.uint64))
     found = add_fingerprints(found, old, -1)
     found = add_fingerprints(ZERO, found, -1) if back else found
     need(found == frame["increment"], f"frame {frame['number']} was made from other bits")

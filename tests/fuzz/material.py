@@ -12,7 +12,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from plait import canonical
 from plait.cut import Cut, FrameSpec, Segment
+from plait.errors import PlaitError
 from plait.layout import Layout
 from plait.manifest import Manifest
 from plait.weights import UNSIGNED, ArrayWeights
@@ -158,6 +160,14 @@ def _places(holder: Any) -> Any:
         yield holder, key
         if isinstance(value, dict | list):
             yield from _places(value)
+
+
+def text_of(document: Any) -> bytes:
+    """The document in canonical form, or as it is where it has none."""
+    try:
+        return canonical.serialize(document)
+    except (PlaitError, TypeError, ValueError):
+        return json.dumps(document).encode()
 
 
 def weights(state: str) -> ArrayWeights:

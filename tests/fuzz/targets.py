@@ -42,8 +42,12 @@ from tests.fuzz.material import (
     fresh_frame,
     mutate_bytes,
     mutate_json,
+    text_of,
     weights,
 )
+from tests.fuzz.partitions import partitions
+from tests.fuzz.sweeps import sweeps
+from tests.fuzz.torch_bridge import torch_bridge
 
 _PARSERS: Final[Mapping[str, Any]] = {
     "layout.json": Layout,
@@ -61,12 +65,7 @@ def documents(data: bytes) -> None:
     """Documents whose parts were changed, written in canonical form again."""
     source = Source(data)
     name: str = source.pick(sorted(_PARSERS))
-    document = mutate_json(source, json.loads(FILES[name]))
-    try:
-        text = canonical.serialize(document)
-    except (PlaitError, TypeError, ValueError):
-        text = json.dumps(document).encode()
-    _parse(name, text)
+    _parse(name, text_of(mutate_json(source, json.loads(FILES[name]))))
 
 
 def document_bytes(data: bytes) -> None:
@@ -233,10 +232,7 @@ def _changed_chunk(source: Source, file: bytes) -> bytes:
     directory = mutate_json(source, directory) if source.chance(2) else directory
     if not source.chance(6):
         _fix_sums(directory, body)
-    try:
-        text = canonical.serialize(directory).decode()
-    except (PlaitError, TypeError, ValueError):
-        text = json.dumps(directory)
+    text = text_of(directory).decode()
     if not source.chance(6):
         header = _header_of(directory) or header
     header["__metadata__"] = {"plait": text}
@@ -451,7 +447,10 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
     "document_bytes": document_bytes,
     "documents": documents,
     "frames": frames,
+    "partitions": partitions,
     "planes": planes,
     "plans": plans,
     "squashes": squashes,
+    "sweeps": sweeps,
+    "torch_bridge": torch_bridge,
 }

@@ -82,6 +82,7 @@ class Comparison:
         scanned = min(frame.items, _SCAN_ITEMS)
         self._positions = np.empty(scanned + kernels.SLACK, np.uint32)
         self._differences = np.empty(scanned, UNSIGNED[frame.item_bytes])
+        self._held = 0  # changes in the two arrays
         self._found: list[tuple[Positions, NDArray[Any]]] = []
         self._end = 0
         self._increment = ZERO
@@ -125,6 +126,7 @@ class Comparison:
 
     def delta(self) -> FrameDelta:
         """What differs in all parts together."""
+        self._make_room(self._differences.size)
         positions, differences = zip(*self._found, strict=True) if self._found else ((), ())
         return FrameDelta(
             self._frame.item_bytes,
@@ -144,16 +146,21 @@ class Comparison:
                 f"compared behind item {self._end}"
             )
         for row, rows, item, items in _slices(run, repeats):
-            count, *lanes = kernels.scan_piece(
+            self._make_room(rows * items)
+            self._held, *lanes = kernels.scan_piece(
                 old, new, start + row * stride + item, items, stride, rows,
                 offset + row * run + item, start_word, words_per_item(self._frame.item_bytes),
-                self._positions, self._differences, 0,
+                self._positions, self._differences, self._held,
             )  # fmt: skip
-            if count:
-                found = self._positions[:count].copy(), self._differences[:count].copy()
-                self._found.append(found)
             self._increment += Fingerprint(*map(int, lanes))
         self._end = end
+
+    def _make_room(self, items: int) -> None:
+        """For the changes of so many items, beside those that are held."""
+        held = self._held
+        if held and held + items > self._differences.size:
+            self._found.append((self._positions[:held].copy(), self._differences[:held].copy()))
+            self._held = 0
 
 
 def _slices(run: int, repeats: int) -> Iterator[tuple[int, int, int, int]]:

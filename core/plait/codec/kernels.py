@@ -15,8 +15,9 @@ from numba import njit
 from plait.codec.simd import LANES, bits_set, differing, lowest_bit, prefetch
 from plait.fingerprint import SEED_0, SEED_1, fmix64, mix13
 
-# The phases of a loop (find, fetch, hash) hand each other blocks of this many items in the cache.
-_BLOCK: Final = 1 << 13
+# The phases of a loop (find, fetch, hash) hand each other blocks of this many items: two versions
+# of one and what was found in it fit the smallest cache.
+_BLOCK: Final = 1 << 12
 
 # Changes that are on their way from memory: measured best from 64 up.
 _AHEAD: Final = 128
@@ -33,7 +34,7 @@ def _sum_terms(words: Any, values: Any, count: Any, width: Any) -> Any:
     for k in range(width):
         shift = np.uint64(16 * k)
         for i in range(count):
-            part = (values[i] >> shift) & np.uint64(0xFFFF)
+            part = (np.uint64(values[i]) >> shift) & np.uint64(0xFFFF)
             key = ((words[i] + np.uint64(k)) << np.uint64(16)) | part
             lane0 += fmix64(key + SEED_0)
             lane1 += mix13(key + SEED_1)
@@ -103,7 +104,7 @@ def _scan(
     old: Any, new: Any, start: Any, run: Any, stride: Any, repeats: Any, base: Any, origin: Any,
     width: Any, positions: Any, differences: Any, count: Any, words: Any, before: Any, after: Any,
 ) -> Any:  # fmt: skip
-    """As `scan_piece`; the last three, 2 * _BLOCK uint64 each, are scratch."""
+    """As `scan_piece`; the last three, 2 * _BLOCK uint64 and items of both, are scratch."""
     lane0 = np.uint64(0)
     lane1 = np.uint64(0)
     held: Any = 0
@@ -147,8 +148,8 @@ def scan_piece(
 ) -> Any:  # fmt: skip
     """Appends the changes of a piece; returns the new count and the increment's lanes."""
     words = np.empty(2 * _BLOCK, np.uint64)
-    before = np.empty(2 * _BLOCK, np.uint64)
-    after = np.empty(2 * _BLOCK, np.uint64)
+    before = np.empty(2 * _BLOCK, differences.dtype)
+    after = np.empty(2 * _BLOCK, differences.dtype)
     return _scan(
         old, new, start, run, stride, repeats, base, origin, width, positions, differences, count,
         words, before, after,
@@ -166,8 +167,8 @@ def scan_pieces(
     caller's ends[0] says; its increment to lanes[k].
     """
     words = np.empty(2 * _BLOCK, np.uint64)
-    before = np.empty(2 * _BLOCK, np.uint64)
-    after = np.empty(2 * _BLOCK, np.uint64)
+    before = np.empty(2 * _BLOCK, differences.dtype)
+    after = np.empty(2 * _BLOCK, differences.dtype)
     for k in range(table.shape[0]):
         ends[k + 1], lanes[k, 0], lanes[k, 1] = _scan(
             old, new, table[k, 0], table[k, 1], table[k, 2], table[k, 3], table[k, 4],
@@ -222,8 +223,8 @@ def scan_columns(
         used[block + 2] += used[block + 1]
         ends[block + 1] = base + used[block + 2]
     words = np.empty(count, np.uint64)
-    was = np.empty(count, np.uint64)
-    now = np.empty(count, np.uint64)
+    was = np.empty(count, differences.dtype)
+    now = np.empty(count, differences.dtype)
     for i in range(count):
         block = np.int64(owners[i])
         if block < 0:
