@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.codec import kernels
+from plait.codec import scan, scatter
+from plait.codec.search import SLACK
 from plait.cut import FrameSpec
 from plait.errors import ChunkInvalid, UsageError
 from plait.fingerprint import ZERO, Fingerprint
@@ -60,7 +61,7 @@ class FrameDelta:
             array = np.ascontiguousarray(getattr(self, name)).view()
             array.flags.writeable = False
             object.__setattr__(self, name, array)
-        if not kernels.increases(self.positions):
+        if not scatter.increases(self.positions):
             raise ChunkInvalid("a delta's positions must increase strictly")
         if not self.differences.all():
             raise ChunkInvalid("a delta holds a difference of zero")
@@ -80,7 +81,7 @@ class Comparison:
     def __init__(self, frame: FrameSpec) -> None:
         self._frame = frame
         scanned = min(frame.items, _SCAN_ITEMS)
-        self._positions = np.empty(scanned + kernels.SLACK, np.uint32)
+        self._positions = np.empty(scanned + SLACK, np.uint32)
         self._differences = np.empty(scanned, UNSIGNED[frame.item_bytes])
         self._held = 0  # changes in the two arrays
         self._found: list[tuple[Positions, NDArray[Any]]] = []
@@ -147,7 +148,7 @@ class Comparison:
             )
         for row, rows, item, items in _slices(run, repeats):
             self._make_room(rows * items)
-            self._held, *lanes = kernels.scan_piece(
+            self._held, *lanes = scan.scan_piece(
                 old, new, start + row * stride + item, items, stride, rows,
                 offset + row * run + item, start_word, words_per_item(self._frame.item_bytes),
                 self._positions, self._differences, self._held,
@@ -205,7 +206,7 @@ def add(first: FrameDelta, second: FrameDelta) -> FrameDelta:
     size = first.count + second.count
     positions = np.empty(size, np.uint32)
     differences = np.empty(size, first.differences.dtype)
-    count = kernels.merge(
+    count = scatter.merge(
         first.positions, first.differences, second.positions, second.differences,
         positions, differences,
     )  # fmt: skip
@@ -225,7 +226,7 @@ def apply(frame: FrameSpec, weights: Weights, delta: FrameDelta) -> None:
     touched = list(_touched(frame, weights, delta))
     placed = [(piece, rows, writable_bits(weights, piece.tensor)) for piece, rows in touched]
     for piece, rows, bits in placed:
-        kernels.add_at(
+        scatter.add_at(
             bits, piece.start_item, piece.run, piece.stride, piece.frame_offset,
             delta.positions[rows], delta.differences[rows],
         )  # fmt: skip
@@ -243,7 +244,7 @@ def increment_on(frame: FrameSpec, weights: Weights, delta: FrameDelta) -> Finge
     width = words_per_item(frame.item_bytes)
     increment = ZERO
     for piece, rows in _touched(frame, weights, delta):
-        lanes = kernels.increment_at(
+        lanes = scatter.increment_at(
             readable_bits(weights, piece.tensor), piece.start_item, piece.run, piece.stride,
             piece.frame_offset, piece.first_word - piece.start_item * width, width,
             delta.positions[rows], delta.differences[rows],

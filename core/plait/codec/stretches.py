@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.codec import kernels
+from plait.codec import scan
+from plait.codec.search import SLACK
 from plait.layout import TensorSpec, words_per_item
 from plait.weights import UNSIGNED, Piece
 
@@ -66,12 +67,12 @@ class Stretch:
         width = words_per_item(self.tensor.item_bytes)
         differences = scratch.differences(self.tensor.item_bytes)
         if self.owner is None:
-            kernels.scan_pieces(
+            scan.scan_pieces(
                 old, new, self.table, self.origin + self.start * width, width,
                 scratch.positions, differences, ends, lanes,
             )  # fmt: skip
         else:
-            kernels.scan_columns(
+            scan.scan_columns(
                 old, new, self.start, self.stride, self.owner, self.table, self.origin, width,
                 scratch.positions, differences, ends, lanes,
             )  # fmt: skip
@@ -96,8 +97,8 @@ class Scratch:
 
     def make_room(self, item_bytes: int, used: int, more: int) -> None:
         """Room for `more` changes behind the first `used`, of which those held are kept."""
-        if self.positions.size < used + more + kernels.SLACK:
-            self.positions = _larger(self.positions, used, more + kernels.SLACK)
+        if self.positions.size < used + more + SLACK:
+            self.positions = _larger(self.positions, used, more + SLACK)
         held = self._differences.get(item_bytes, np.empty(0, UNSIGNED[item_bytes]))
         if held.size < used + more:
             self._differences[item_bytes] = _larger(held, used, more)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.codec import kernels
+from plait.codec import scan
 from plait.codec.algebra import FrameDelta, detect
 from plait.codec.stretches import Part, Scratch, Stretch, stretches
 from plait.cut import FrameSpec
@@ -118,7 +118,7 @@ def _gathered(
     differences = np.empty(count, UNSIGNED[frame.item_bytes])
     if count:
         found = scratch.differences(frame.item_bytes)
-        kernels.gather_changes(scratch.positions, found, firsts, ends, positions, differences)
+        scan.gather_changes(scratch.positions, found, firsts, ends, positions, differences)
     increment = Fingerprint(*map(int, lanes.sum(axis=0)))
     return FrameDelta(frame.item_bytes, positions, differences, increment)
 

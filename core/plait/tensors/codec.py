@@ -15,8 +15,8 @@ import torch
 from plait.codec.algebra import FrameDelta
 from plait.codec.dense import plane_names
 from plait.codec.frames import EncodedFrame, Mode
+from plait.codec.gaps import SKIP
 from plait.codec.planes import pack_plane
-from plait.codec.sparse import SKIP
 from plait.cut import FrameSpec
 from plait.errors import ChunkInvalid, LayoutChanged, UsageError
 from plait.fingerprint import ZERO, Fingerprint
