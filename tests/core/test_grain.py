@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait import codec, grain
+from plait import codec
 from plait.codec import sweep
 from plait.codec.sweep import rounds
 from plait.cut import plain_cut
@@ -20,6 +20,7 @@ from plait.grain import (
     Grain,
     SlottedCut,
     chunks_in_slots,
+    filling,
     grain_cut,
     kv_heads_of,
     slots_of,
@@ -288,7 +289,7 @@ def test_a_sweep_in_small_blocks_that_cut_rows_apart_finds_the_same(
 ) -> None:
     monkeypatch.setattr(sweep, "_BLOCK", block)
     # Frames of a few rows: blocks of columns lie beside and below each other.
-    monkeypatch.setattr(grain, "items_max", lambda *_, **__: 70)
+    monkeypatch.setattr(filling, "items_max", lambda *_, **__: 70)
     layout = decoder()
     old = random_weights(layout, block)
     new = changed_weights(old, block + 1, 0.3)

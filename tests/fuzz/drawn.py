@@ -9,9 +9,8 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from plait import grain
 from plait.cut import ITEM_SIZES, Cut, FrameSpec, Segment, plain_cut
-from plait.grain import SlottedCut, grain_cut
+from plait.grain import SlottedCut, filling, grain_cut
 from plait.layout import DTYPE_BITS, Layout, TensorSpec, words_per_item
 from plait.weights import ArrayWeights
 from tests.core import reference
@@ -61,7 +60,7 @@ def fresh_cut(source: Source, layout: Layout) -> SlottedCut:
             frames = tuple(_dealt(source, layout))
             return SlottedCut(Cut(layout.digest, frames), (0,) * len(frames))
     most = max(source.pick(_FRAME_ITEMS), layout.total_elements // _FRAMES_AIM)
-    with mock.patch.object(grain, "items_max", return_value=most):
+    with mock.patch.object(filling, "items_max", return_value=most):
         return grain_cut(
             layout,
             grain=source.pick((8, 1, 2, 3, 4, 16)),

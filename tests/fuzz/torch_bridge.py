@@ -140,7 +140,8 @@ def _odd(source: Source, tensor: torch.Tensor) -> torch.Tensor | None:
     if lazy and tensor.is_floating_point() and tensor.element_size() > 1:
         return torch._neg_view(tensor)
     spread = torch.zeros(tensor.numel() * 2 * tensor.element_size(), dtype=torch.uint8)
-    strides, step = [], 2
+    strides: list[int] = []
+    step = 2
     for side in reversed(tensor.shape):
         strides.insert(0, step)
         step *= side
