@@ -6,6 +6,7 @@ instead of waiting for each other. Rank 0 speaks to each of them alone, and so k
 """
 
 import logging
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -83,7 +84,7 @@ class Outcome(Generic[T]):
 
     def told(self) -> "Outcome[T]":
         """For other processes, which may not know a library's own errors."""
-        if self.error is None or isinstance(self.error, PlaitError):
+        if self.error is None or _travels(self.error):
             return self
         return Outcome(error=PublishError(f"{type(self.error).__name__}: {self.error}"))
 
@@ -128,6 +129,17 @@ def lead(group: Group, step: str, action: Callable[[], T]) -> T:
 
     told = group.exchange(step, None, answer)
     return own[0].get() if own else told.get()
+
+
+def _travels(error: Exception) -> bool:
+    """Whether it comes out of a message as what it was."""
+    if not isinstance(error, PlaitError):
+        return False
+    try:
+        return type(pickle.loads(pickle.dumps(error))) is type(error)
+    except Exception as untold:  # noqa: BLE001 (any class may have its own way to fail)
+        logger.debug("%r is told in words: %s", error, untold)
+        return False
 
 
 def _in_words(error: Exception) -> str:

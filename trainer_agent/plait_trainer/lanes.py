@@ -10,6 +10,7 @@ import torch
 from torch import distributed
 
 from plait.errors import UsageError
+from plait_trainer.converter import ConvertedSource
 from plait_trainer.group import Alone, Group
 from plait_trainer.live import ShardView
 from plait_trainer.shards import is_distributed
@@ -64,15 +65,24 @@ def chosen_group(group: Choice, model: object, views: Callable[[], Iterable[obje
         group: what the caller said.
         views: the model's live tensors, where it isn't one that tells at once.
     Raises:
-        UsageError: a group was asked for where torch has none.
+        UsageError: a group was asked for where torch has none, or that this process isn't in; or
+            the model is sharded in a way that hides what this process holds of it.
     """
+    _refuse_hidden(model)
     running = distributed.is_available() and distributed.is_initialized()
     size = distributed.get_world_size() if running else 1
+    if group is False:
+        return False
     if group is not None:
-        if group is not False and not running:
+        if not running:
             raise UsageError(
                 "a group of publishers needs torch.distributed",
                 remedy="call torch.distributed.init_process_group first",
+            )
+        if not isinstance(group, bool | distributed.ProcessGroup):
+            raise UsageError(
+                f"this process, rank {distributed.get_rank()} of the job, isn't in the group",
+                remedy="construct publishers in the group's processes only",
             )
         return group
     if size == 1:
@@ -94,7 +104,39 @@ def _is_replicated(model: object) -> bool:
 
 def _is_sharded(model: object, views: Callable[[], Iterable[object]]) -> bool:
     if isinstance(model, torch.nn.Module):
-        return any(map(is_distributed, model.parameters()))
+        # Between a forward and a backward pass FSDP2's parameters are whole.
+        parameters, modules = model.parameters(), model.modules()
+        return any(map(is_distributed, parameters)) or any(_is_a(m, "FSDPModule") for m in modules)
     if isinstance(model, Mapping):
         return any(map(is_distributed, model.values()))
+    if isinstance(model, ConvertedSource):
+        # Always. Not looked at: what is wrong with one process's tensors is told to the others.
+        return True
     return any(isinstance(view, ShardView) for view in views())
+
+
+def _refuse_hidden(model: object) -> None:
+    """Refuses modules whose tensors aren't what this process holds."""
+    if not isinstance(model, torch.nn.Module):
+        return
+    if any(_is_a(module, "FullyShardedDataParallel") for module in model.modules()):
+        raise UsageError(
+            "the model is wrapped in FullyShardedDataParallel, which gathers all of it to be read",
+            remedy="shard it with fully_shard (FSDP2)",
+        )
+    # DeepSpeed's mark on a parameter that it has partitioned.
+    hidden = [name for name, parameter in model.named_parameters() if hasattr(parameter, "ds_id")]
+    if hidden:
+        raise UsageError(
+            f"parameter {hidden[0]!r}, and {len(hidden) - 1} more, are partitioned by DeepSpeed "
+            "ZeRO-3, and empty between the steps",
+            remedy="train with ZeRO stage 2 at most, or with fully_shard (FSDP2)",
+        )
+
+
+def _is_a(module: torch.nn.Module, name: str) -> bool:
+    """Whether it is an instance of torch's class of that name, which takes seconds to import."""
+    return any(
+        cls.__name__ == name and cls.__module__.startswith("torch.distributed.fsdp")
+        for cls in type(module).__mro__
+    )

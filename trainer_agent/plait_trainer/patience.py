@@ -41,7 +41,7 @@ class Patience:
                     raise
                 now = time.monotonic()
                 deadline = now + self.seconds if deadline is None else deadline
-                pause = min(_PAUSE_SECONDS * 2.0**attempt, _PAUSE_MOST)
+                pause = min(_PAUSE_SECONDS * 2 ** min(attempt, 10), _PAUSE_MOST)
                 pause *= random.uniform(0.5, 1.0)
                 if now >= deadline:
                     raise
