@@ -9,7 +9,7 @@ tensor. Since a block is a view, it serves both ways: publishing reads it where 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import torch
 
@@ -22,6 +22,15 @@ from plait_trainer.ties import without_aliases
 
 State: TypeAlias = Mapping[str, torch.Tensor]
 Shape: TypeAlias = tuple[int, ...]
+
+# (from, to): every value of the one is a value of the other.
+_WIDENED: Final = frozenset(
+    {
+        (torch.bfloat16, torch.float32), (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float64), (torch.float16, torch.float64),
+        (torch.float32, torch.float64),
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,9 +208,10 @@ def _require_fits(block: Block, tensor: torch.Tensor) -> None:
         raise LayoutChanged(
             f"{block.name!r} has the shape {list(tensor.shape)}; expected {list(block.shape)}"
         )
-    if torch.promote_types(tensor.dtype, block.tensor.dtype) != block.tensor.dtype:
+    dtypes = tensor.dtype, block.tensor.dtype
+    if dtypes not in _WIDENED and tensor.dtype != block.tensor.dtype:
         raise PublishError(
-            f"{block.name!r} is {tensor.dtype} and would be rounded to {block.tensor.dtype}",
+            f"{block.name!r} is {tensor.dtype} and may be rounded to {block.tensor.dtype}",
             remedy="cast the checkpoint first, if that is meant",
         )
 

@@ -163,6 +163,7 @@ def test_as_many_places_as_chunks_are_needed() -> None:
         converted([dict, dict], DENSE, [ParallelPlace()])
 
 
+@pytest.mark.filterwarnings("ignore")  # Megatron-Core says at length what it hasn't got on a CPU
 def test_a_place_is_asked_for_in_words_where_nothing_says_it() -> None:
     with pytest.raises(UsageError, match="parallel state isn't initialised"):
         current_place()
@@ -185,11 +186,19 @@ NORM = "model.norm.weight"
         (DENSE, {NORM: None}, LayoutChanged, "the checkpoint lacks 'model.norm.weight'"),
         (DENSE, {"rotary": torch.ones(1)}, LayoutChanged, "has 'rotary', which the model doesn't"),
         (DENSE, {NORM: torch.ones(5)}, LayoutChanged, r"has the shape \[5\]; expected \[6\]"),
-        (DENSE, {NORM: torch.ones(6)}, PublishError, "would be rounded to torch.bfloat16"),
+        (DENSE, {NORM: torch.ones(6)}, PublishError, "may be rounded to torch.bfloat16"),
+        (
+            DENSE, {NORM: torch.ones(6, dtype=torch.int32)}, PublishError,
+            "is torch.int32 and may be rounded",
+        ),
+        (
+            DENSE, {NORM: torch.ones(6).to(torch.float8_e4m3fn)}, PublishError,
+            "is torch.float8_e4m3fn and may be rounded",
+        ),
         (TIED, {"lm_head.weight": torch.ones(10, 6)}, PublishError, "their bits differ"),
     ],
-    ids=["missing", "unknown", "shape", "rounded", "tie"],
-)
+    ids=["missing", "unknown", "shape", "rounded", "integers", "bytes", "tie"],
+)  # fmt: skip
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(
     shape: ModelShape,
     changes: dict[str, torch.Tensor | None],
