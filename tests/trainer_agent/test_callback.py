@@ -57,8 +57,8 @@ def test_checkpoints_are_versions_and_a_resumed_run_continues_the_line(
     assert versions[0].metadata["learning_rate"] >= 0
     assert_bits_equal(weights_at(client, policy, "main"), published(trainer.model))
 
-    saved = json.loads((tmp_path / "run" / "checkpoint-5" / STATE_FILE).read_text())
-    assert saved["seq"] == versions[0].seq
+    saved = torch.load(tmp_path / "run" / "checkpoint-5" / STATE_FILE.format(rank=0))
+    assert saved["steps"] == 5
 
     again = PlaitCallback(policy=policy, every=2, client=client)
     resumed = trainer_of(tmp_path / "run", again, steps=8)

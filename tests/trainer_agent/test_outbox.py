@@ -11,6 +11,7 @@ from plait.fingerprint import Fingerprint
 from plait_trainer.deltas import add_up
 from plait_trainer.future import PublishFuture, PublishMetrics
 from plait_trainer.outbox import Outbox, Publish
+from plait_trainer.steps import Step
 
 
 def delta(position: int, difference: int, increment: int) -> FrameDelta:
@@ -22,8 +23,9 @@ def delta(position: int, difference: int, increment: int) -> FrameDelta:
 
 def publish(number: int) -> Publish:
     metrics = PublishMetrics(detect_seconds=1.0)
+    step = Step(number, {0: delta(number, 1, number)})
     return Publish(
-        {0: delta(number, 1, number)}, Fingerprint(number), "full", {"step": number}, metrics,
+        step, Fingerprint(number), "full", {"step": number}, metrics,
         [PublishFuture(metrics)],
     )  # fmt: skip
 
@@ -61,8 +63,8 @@ def test_a_full_queue_that_merges_adds_to_the_last_one() -> None:
     outbox.await_room()
     assert not outbox.put(publish(2))
     merged = outbox.take()
-    assert merged.deltas[0].positions.tolist() == [1, 2]
-    assert merged.deltas[0].increment == Fingerprint(3, 3)
+    assert merged.step.deltas[0].positions.tolist() == [1, 2]
+    assert merged.step.deltas[0].increment == Fingerprint(3, 3)
     assert merged.fingerprint == Fingerprint(2)
     assert merged.metadata == {"step": 2}
     assert len(merged.futures) == 2

@@ -5,8 +5,8 @@
 The only file of this package that imports transformers.
 """
 
-import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +17,15 @@ from plait.errors import UsageError
 from plait_client.registry import RegistryClient
 from plait_trainer.loop import PublishingLoop
 
-STATE_FILE: Final = "plait_publisher.json"
+# In a checkpoint's folder, one for each process.
+STATE_FILE: Final = "plait_publisher_{rank}.pt"
 
 
 class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """Publishes the model every K optimizer steps, and at every checkpoint that is saved.
 
-    Each checkpoint is therefore a version: a run that resumes from it continues the same line. The
+    Each checkpoint is therefore a version. What of it isn't committed yet, or never will be,
+    travels in the checkpoint, so that a run that resumes from it continues the same line. The
     line's first version is the model as training begins. Config and tokenizer travel with anchors.
 
     Args:
@@ -58,14 +60,15 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
             raise UsageError("no training goes on", remedy="add the callback before train()")
         return self._loop
 
-    def on_train_begin(self, _args: Any, state: Any, _control: Any, **held: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, _control: Any, **held: Any) -> None:
         # Side files go with the line's anchor only, which is committed before this returns.
         with tempfile.TemporaryDirectory(prefix="plait-side-files-") as folder:
             _write_side_files(Path(folder), held["model"], held.get("processing_class"))
             options = {"side_files": folder, **self._options}
             loop = PublishingLoop(
                 held["model"], _bare(held.get("optimizer")),
-                policy=self._policy, every=self._every, client=self._client, **options,
+                policy=self._policy, every=self._every, client=self._client,
+                state=_saved_state(args, state), **options,
             )  # fmt: skip
             try:
                 loop.count_from(int(state.global_step))
@@ -81,15 +84,29 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
     def on_save(self, args: Any, state: Any, _control: Any, **held: Any) -> None:
         if not self.loop.is_published:
             self.loop.publish(_facts(state, held))
-        self.loop.publisher.flush()
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if folder.is_dir():
-            text = json.dumps(self.loop.publisher.state_dict(), indent=2)
-            (folder / STATE_FILE).write_text(text + "\n")
+        path = _state_file(args, state)
+        if path.parent.is_dir():
+            torch.save(self.loop.state_dict(), path)
 
     def on_train_end(self, _args: Any, state: Any, _control: Any, **held: Any) -> None:
         loop, self._loop = self.loop, None
         loop.finish(_facts(state, held))
+
+
+def _state_file(args: Any, state: Any) -> Path:
+    """Of the checkpoint that a trainer saves at this step, or resumes from."""
+    folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    return folder / STATE_FILE.format(rank=args.process_index)
+
+
+def _saved_state(args: Any, state: Any) -> Mapping[str, Any] | None:
+    """What the loop left in the checkpoint that is resumed; None: there is none. Another run's is
+    harmless: the weights decide."""
+    path = _state_file(args, state)
+    if state.global_step == 0 or not path.is_file():
+        return None
+    saved: Mapping[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    return saved
 
 
 def _facts(state: Any, held: dict[str, Any]) -> dict[str, Any]:

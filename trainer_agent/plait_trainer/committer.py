@@ -9,6 +9,7 @@ them learn what came of it: they move on together, or none does.
 
 import copy
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,15 +22,16 @@ from plait.wire import VersionDocument
 from plait_client.failpoints import failpoint
 from plait_client.registry import RegistryClient
 from plait_client.upload import upload_frames
-from plait_trainer.deltas import Deltas, add_up, encode_changes, encode_whole, statistics_of
+from plait_trainer.deltas import Deltas, encode_changes, encode_whole, statistics_of
 from plait_trainer.future import PublishMetrics
 from plait_trainer.group import LEADER, Alone, Group, Outcome, lead
 from plait_trainer.leader import Answer, Leader, Part
 from plait_trainer.line import Line
-from plait_trainer.outbox import Publish
+from plait_trainer.outbox import Outbox, Publish
 from plait_trainer.patience import Patience
 from plait_trainer.share import Share
 from plait_trainer.standing import Standing
+from plait_trainer.steps import Step, added_up
 
 logger = logging.getLogger("plait.trainer")
 
@@ -51,15 +53,27 @@ class Committer:
     patience: Patience
     group: Group = field(default_factory=Alone)
     fence: HeadMoved | None = None
-    _pending: Deltas = field(default_factory=dict)
+    # The number of the parent's state.
+    _start: int = 0
+    _pending: Step | None = None
     # What was sent of this process's changes, without an answer.
-    _sent: Deltas | None = None
+    _sent: Step | None = None
+    # Whoever holds it sees every change once.
+    _moving: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._leader = Leader(self.client, self.line, self.patience)
 
+    def take(self, outbox: Outbox) -> Publish:
+        """The oldest publish of a queue, whose changes are pending from now on."""
+        with self._moving:
+            publish = outbox.take()
+            step = publish.step
+            self._pending = step if self._pending is None else self._pending.then(step)
+        return publish
+
     def commit(self, publish: Publish, captured: Callable[[], Weights]) -> VersionDocument:
-        """The version that a publish has become.
+        """The version that a publish, the last one taken, has become.
 
         Args:
             captured: gives the weights of this publish, if it turns out to be an anchor.
@@ -67,13 +81,14 @@ class Committer:
             PlaitError: it isn't committed; its changes stay and are part of the next one.
             CommitUnknown: it may be; the next call finds out first.
         """
-        self._pending = add_up(self._pending, publish.deltas)
         self.refuse_if_fenced()
         if self._sent is not None:
             self._settle(self._sent)
-        deltas: Deltas = {} if self.standing.parent is None else self._pending
+        assert self._pending is not None
+        begins = self.standing.parent is None
+        step = Step(publish.step.number, {} if begins else self._pending.deltas)
         mine = Outcome.of(
-            lambda: self.patience.get(lambda: self._upload(publish, deltas, captured))
+            lambda: self.patience.get(lambda: self._upload(publish, step.deltas, captured))
         )
         failpoint("trainer.uploaded")
         started = time.perf_counter()
@@ -84,17 +99,36 @@ class Committer:
         )
         if answer.version is None:
             mine.get()  # its own error is the one to be told
-        version = self._take(answer, deltas, before={})
+        version = self._follow(answer, step, before=None)
         failpoint("trainer.committed")
         publish.metrics.commit_seconds += time.perf_counter() - started
         publish.metrics.payload_bytes = version.payload_bytes
         publish.metrics.changed_elements = version.changed_elements
         return version
 
+    def since_parent(self, outbox: Outbox) -> tuple[Standing, int, list[Step]]:
+        """What was captured from the parent's weights on, and isn't known to be committed.
+
+        Args:
+            outbox: where publishes wait for this committer.
+        Returns:
+            The standing; the number of the first state that is or may be committed; and the steps
+            from there. Before a line's first version that is an anchor on its way, or the last
+            capture.
+        """
+        with self._moving:
+            sent, steps = self._sent, [step for step in (self._sent, self._pending) if step]
+            steps += outbox.steps
+            if self.standing.parent is not None or not steps:
+                return self.standing, self._start, steps
+            begun = sent or steps[-1]
+            return self.standing, begun.number, [s for s in steps if s.number > begun.number]
+
     @property
-    def since_parent(self) -> Deltas:
-        """What was captured from the parent's weights on, and isn't known to be committed."""
-        return add_up(self._sent or {}, self._pending)
+    def pending(self) -> Deltas:
+        """Changes that were taken, and aren't known to be committed."""
+        with self._moving:
+            return added_up(step for step in (self._sent, self._pending) if step)
 
     @property
     def is_in_doubt(self) -> bool:
@@ -107,46 +141,43 @@ class Committer:
             # A copy: an error that is raised again and again holds on to the frames of every time.
             raise copy.copy(self.fence)
 
-    def stand(self, standing: Standing, *, keep_pending: bool) -> None:
-        """Continue from another standing, and lift the fence.
-
-        Args:
-            keep_pending: the parent's weights are those that the pending changes start from.
-        """
-        self.standing, self.fence, self._sent = standing, None, None
-        if not keep_pending:
-            self._pending = {}
+    def stand(self, standing: Standing) -> None:
+        """Continue from another standing, on the same weights, and lift the fence."""
+        with self._moving:
+            self.standing, self.fence, self._sent = standing, None, None
 
     def find_out(self) -> None:
         """Settles a commit without an answer by asking, if there is one; sends nothing."""
         if (sent := self._sent) is None:
             return
         version = lead(self.group, "find out about a commit", self._leader.look_up)
-        self._sent = None
-        if version is None:
-            self._pending = add_up(sent, self._pending)
-        else:
-            self.standing = Standing.after(version)
+        with self._moving:
+            self._sent = None
+            if version is None:
+                self._pending = sent.then(self._pending)
+            else:
+                self.standing, self._start = Standing.after(version), sent.number
 
-    def _settle(self, sent: Deltas) -> VersionDocument:
+    def _settle(self, sent: Step) -> VersionDocument:
         answer = self.group.exchange("settle a commit", None, lambda _: self._leader.send())
-        return self._take(answer, sent, before=self._pending)
+        return self._follow(answer, sent, before=self._pending)
 
-    def _take(self, answer: Answer, sent: Deltas, *, before: Deltas) -> VersionDocument:
+    def _follow(self, answer: Answer, sent: Step, *, before: Step | None) -> VersionDocument:
         """Follows what came of a commit of `sent`.
 
         Args:
             before: what is pending if it is committed, or in doubt.
         """
-        if answer.version is not None:
-            self._sent, self._pending = None, before
-            self.standing = Standing.after(answer.version)
-            return answer.version
+        with self._moving:
+            if answer.version is not None:
+                self._sent, self._pending, self._start = None, before, sent.number
+                self.standing = Standing.after(answer.version)
+                return answer.version
+            if answer.in_doubt:
+                self._sent, self._pending = sent, before
+            elif self._sent is not None:
+                self._sent, self._pending = None, sent.then(self._pending)
         assert answer.error is not None
-        if answer.in_doubt:
-            self._sent, self._pending = sent, before
-        elif self._sent is not None:
-            self._sent, self._pending = None, add_up(sent, self._pending)
         if isinstance(answer.error, HeadMoved):
             self.fence = copy.copy(answer.error)
         raise answer.error

@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from plait.codec.algebra import FrameDelta, add, apply
 from plait.codec.frames import EncodedFrame, encode_delta, encode_dense
 from plait.cut import Cut
 from plait.layout import Layout
 from plait.manifest import Statistics
-from plait.weights import Weights, fingerprint_items, gather
+from plait.weights import Piece, Weights, fingerprint_items, gather
 from plait_trainer.share import Share
 
 Deltas = Mapping[int, FrameDelta]
@@ -29,6 +32,15 @@ def apply_deltas(share: Share, weights: Weights, deltas: Deltas) -> None:
     for number, local in zip(share.numbers, share.local_frames, strict=True):
         if number in deltas:
             apply(local, weights, deltas[number])
+
+
+def changed_items(piece: Piece, delta: FrameDelta) -> tuple[NDArray[np.int64], slice]:
+    """Which items of its tensor a piece's frame changes, and the rows of the delta that say so."""
+    bounds = np.array([piece.frame_offset, piece.frame_offset + piece.items])
+    first, end = map(int, np.searchsorted(delta.positions, bounds))
+    places: NDArray[np.int64] = delta.positions[first:end].astype(np.int64)
+    rows, columns = np.divmod(places - piece.frame_offset, piece.run)
+    return piece.start_item + rows * piece.stride + columns, slice(first, end)
 
 
 def encode_changes(cut: Cut, deltas: Deltas) -> Iterator[EncodedFrame]:

@@ -32,11 +32,13 @@ class PublishingLoop:
         every: optimizer steps for one version.
         client: of the registry; by default one as the environment says (`PLAIT_URL`), closed at the
             end.
+        state: of a loop that is to be continued, once the model's weights are loaded: what its
+            `state_dict` gave. What it had left unpublished is published on entering.
         options: of the `Publisher`.
 
     Raises:
         UsageError: `every` isn't at least 1.
-        PlaitError: as `Publisher` does.
+        PlaitError: as `Publisher` does, or `Publisher.load_state_dict`.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class PublishingLoop:
         policy: str,
         every: int = 1,
         client: RegistryClient | None = None,
+        state: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         if every < 1:
@@ -54,10 +57,12 @@ class PublishingLoop:
         self._every = every
         with ExitStack() as held:
             used = held.enter_context(connected()) if client is None else client
-            self.publisher = Publisher(model, optimizer, client=used, policy=policy, **options)
+            self.publisher = _publisher(
+                model, optimizer, state, client=used, policy=policy, **options
+            )
             self._held = held.pop_all()
-        self.steps = 0
-        self._published_at = -1 if self.publisher.version is None else 0
+        self.steps = 0 if state is None else int(state["steps"])
+        self._published_at = self.steps if self.publisher.holds_version else -1
 
     @property
     def is_published(self) -> bool:
@@ -87,6 +92,11 @@ class PublishingLoop:
     def count_from(self, steps: int) -> None:
         """Continue a count, of a run that was resumed."""
         self.steps, self._published_at = steps, steps if self.is_published else -1
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the training's own checkpoint: the count, and the publisher's state, with what isn't
+        committed. See `Publisher.state_dict`."""
+        return {"steps": self.steps, "publisher": self.publisher.state_dict()}
 
     def begin(self, metadata: Mapping[str, Any] | None = None) -> None:
         """Publish the present weights unless they are a version, and wait for the commit."""
@@ -129,3 +139,22 @@ class PublishingLoop:
         except PlaitError as second:
             # The body's own error is the one to be told, and this one beside it.
             error.add_note(f"while closing the publisher: {second}")
+
+
+def _publisher(
+    model: torch.nn.Module | State | Callable[[], State] | TensorSource,
+    optimizer: torch.optim.Optimizer | None,
+    state: Mapping[str, Any] | None,
+    **options: Any,
+) -> Publisher:
+    if state is None:
+        return Publisher(model, optimizer, **options)
+    if missing := {"steps", "publisher"} - set(state):
+        raise UsageError(f"a loop's state lacks {', '.join(sorted(missing))}")
+    publisher = Publisher(model, optimizer, **{**options, "attach": False})
+    try:
+        publisher.load_state_dict(state["publisher"])
+    except BaseException:
+        publisher.close(abandon=True)
+        raise
+    return publisher

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 from plait.errors import PublisherClosed, UsageError
 from plait.fingerprint import Fingerprint
 from plait.version_record import Proof
-from plait_trainer.deltas import Deltas, add_up
 from plait_trainer.future import PublishFuture, PublishMetrics
+from plait_trainer.steps import Step
 
 WhenFull = Literal["wait", "merge"]
 
@@ -20,12 +20,12 @@ class Publish:
     """One captured publish on its way.
 
     Attributes:
-        deltas: since the capture before it.
+        step: from the capture before it.
         fingerprint: of the weights at its capture.
         futures: of every publish that was merged into it; one at least.
     """
 
-    deltas: Deltas
+    step: Step
     fingerprint: Fingerprint
     proof: Proof
     metadata: Mapping[str, Any]
@@ -78,7 +78,7 @@ class Outbox:
                 self._waiting.append(publish)
                 return True
             last = self._waiting[-1]
-            last.deltas = add_up(last.deltas, publish.deltas)
+            last.step = last.step.then(publish.step)
             last.fingerprint, last.proof = publish.fingerprint, publish.proof
             last.metadata = publish.metadata
             last.metrics.detect_seconds += publish.metrics.detect_seconds
@@ -93,6 +93,12 @@ class Outbox:
             publish = self._waiting.popleft()
             self._changed.notify_all()
             return publish
+
+    @property
+    def steps(self) -> list[Step]:
+        """Of the publishes that wait, in their order."""
+        with self._changed:
+            return [publish.step for publish in self._waiting]
 
     def close(self) -> None:
         """Wakes whoever waits for room; what is in the queue stays."""

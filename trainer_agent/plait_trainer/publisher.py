@@ -6,9 +6,7 @@ thread, in order, behind a bounded queue.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,29 +15,28 @@ import torch
 from plait.errors import BaseMismatch, PlaitError, PublisherClosed, PublishError, UsageError
 from plait.grain import Grain, kv_heads_of
 from plait.store import Store
-from plait.version_record import check_metadata
 from plait.weights import Weights
 from plait.wire import VersionDocument
-from plait_client.failpoints import failpoint
 from plait_client.registry import RegistryClient
 from plait_trainer.choice import DetectorName, detector_of
 from plait_trainer.committer import Committer
-from plait_trainer.detector import Capture, Detector
+from plait_trainer.detector import Detector
 from plait_trainer.dtypes import DtypeRule
-from plait_trainer.future import PublishFuture, PublishMetrics
-from plait_trainer.group import Outcome
+from plait_trainer.future import PublishFuture
 from plait_trainer.lanes import Choice, Lanes, chosen_group
 from plait_trainer.line import Line
 from plait_trainer.live import TensorSource
-from plait_trainer.outbox import Outbox, Publish, WhenFull
+from plait_trainer.outbox import WhenFull
 from plait_trainer.patience import Patience
 from plait_trainer.peers import Peers
+from plait_trainer.pipeline import Pipeline
 from plait_trainer.read_back import read_back
+from plait_trainer.resume import Claim, Origins, compare
 from plait_trainer.sources import Converter, State, source_of
 from plait_trainer.standing import Standing, find_channel, find_standing
-from plait_trainer.state import known_version, state_of
+from plait_trainer.state import TrainerState, state_of
+from plait_trainer.steps import Uncommitted
 from plait_trainer.tracking import Proven, TrackedModel
-from plait_trainer.worker import Worker
 
 # What a process that is leaving waits for others who may not come.
 _LEAVE_SECONDS: Final = 10.0
@@ -119,7 +116,6 @@ class Publisher:
         self._side_files = None if side_files is None else Path(side_files)
         self._actor, self._store = actor, store
         self._patience = Patience(patience)
-        self._outbox = Outbox(queue_size, when_full)
 
         def open_lanes() -> Lanes:
             chosen = chosen_group(group, model, source.tensors)
@@ -131,11 +127,13 @@ class Publisher:
             source, detector_of(detector), optimizer,
             peers=self._peers, grain=cuts, read_back=self._read_back,
         )  # fmt: skip
-        self._worker = Worker("plait-publish")
+        self._pipeline = Pipeline(
+            self._model, self._peers, queue_size=queue_size, when_full=when_full
+        )
         # One caller at a time: a capture and its place in the queue belong together.
         self._calling = threading.RLock()
-        self._committer: Committer | None = None
-        self._last: PublishFuture | None = None
+        self._state: TrainerState | None = None
+        self._holds_version = False
         self._closed = False
         if attach:
             try:
@@ -160,17 +158,8 @@ class Publisher:
         """
         with self._calling:
             self._drain()
-            self._peers.open()
-            proven = self._model.prove(base)
-            standing = self._peers.lead(
-                "find the standing",
-                lambda: find_standing(
-                    self._client, self._policy, self._channel, layout=proven.division.layout,
-                    fingerprint=proven.fingerprint, new_anchor=self._new_anchor,
-                ),
-            )  # fmt: skip
-            self._take_up(proven, standing)
-            logger.info("%s attached: %s", self._policy, standing.in_words(proven.fingerprint))
+            self._state = None
+            self._attach(base)
 
     def rebase(self, to: int | str | None = None, *, base: Weights | None = None) -> None:
         """Continue from a version by name: after a rollback, or when somebody else moved the head.
@@ -188,17 +177,18 @@ class Publisher:
         with self._calling:
             self._drain()
             self._peers.open()
-            if (committer := self._committer) is not None:
+            if (committer := self._pipeline.committer) is not None:
                 self._peers.keeper.run(committer.find_out)
             target, standing = self._peers.lead("find the version", lambda: self._beside(to))
             if base is None and committer is not None and self._stands_on(target):
-                committer.stand(standing, keep_pending=True)
+                committer.stand(standing)
                 return
-            proven = self._model.prove(base)
-            held = (proven.division.layout.digest, str(proven.fingerprint))
-            if held != (target.layout_digest, target.fingerprint):
+            origins = self._origins(base)
+            found = origins.proven
+            proven = origins.back_at(target.fingerprint)
+            if proven is None or found.division.layout.digest != target.layout_digest:
                 raise BaseMismatch(
-                    f"the weights at hand (fingerprint {proven.fingerprint}) are not version "
+                    f"the weights at hand (fingerprint {found.fingerprint}) are not version "
                     f"{target.seq} ({target.fingerprint})",
                     remedy=f"load version {target.seq} into the model, or pass its weights as "
                     "base; or name the version that this trainer last committed",
@@ -208,33 +198,69 @@ class Publisher:
     @property
     def version(self) -> VersionDocument | None:
         """The last committed version, whose weights the next delta starts from."""
-        return None if self._committer is None else self._committer.standing.parent
+        committer = self._pipeline.committer
+        return None if committer is None else committer.standing.parent
+
+    @property
+    def holds_version(self) -> bool:
+        """Whether the model, when the publisher attached, was known to be that version; otherwise
+        it was trained on from there, or there was none yet."""
+        return self._holds_version
 
     def state_dict(self) -> dict[str, Any]:
-        """What the trainer's own checkpoint should carry: names and identities, no weights."""
-        return state_of(self._policy, self._channel, self.version)
+        """What the trainer's own checkpoint should carry: identities, and the changes that aren't
+        committed, as far as this process publishes them. No weights; nobody is asked.
+
+        The changes are from the last committed version to the present weights, whether they were
+        captured or not: of the size that publishing them has. Between two steps; in a group, every
+        process saves its own state, each at the same step.
+
+        Raises:
+            PublisherClosed.
+            PlaitError: as `publish` does where the weights can't be published as they stand.
+        """
+        with self._calling:
+            self._refuse_if_closed()
+            if self._pipeline.committer is None:
+                return state_of(self._policy, self._channel, None)
+            version, changes = self._pipeline.uncommitted()
+            return state_of(self._policy, self._channel, version, (self._model.share, changes))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue as the trainer that wrote the checkpoint, once its weights are loaded.
 
-        Content decides: the checkpoint's numbers are compared with the registry's, not believed.
+        Content decides: the weights at hand must be those that the state was saved with, and the
+        channel's head the version that it was saved at, or one of those that were on their way. The
+        next publish is the difference. Weights that the registry knows are taken up as `attach`
+        does, whatever the state says.
 
         Raises:
             UsageError: another policy's or channel's state, or none at all.
+            FormatError, CorruptionError: a damaged state. Nothing has happened.
             NotFound: the registry has never had that version: it is another one, or was restored.
+            HeadMoved: the weights come from a version that isn't the head; see `rebase`.
             PlaitError: as `attach` does.
         """
-        self._peers.open()
-        digest = self._peers.lead(
-            "find the checkpoint's version",
-            lambda: known_version(self._client, state, self._policy, self._channel),
-        )
-        self.attach()
-        if digest is not None and (self.version is None or self.version.version_digest != digest):
-            logger.warning(
-                "the checkpoint of %s was written at version %s, and its weights are version %s",
-                self._policy, state.get("seq"), self.version and self.version.seq,
-            )  # fmt: skip
+        with self._calling:
+            self._drain()
+            self._peers.open()
+            read: list[TrainerState] = []
+
+            def check() -> None:
+                read.append(TrainerState.read(state, self._policy, self._channel))
+
+            self._peers.agree("read the checkpoint", check)
+            self._peers.lead(
+                "find the checkpoint's version",
+                lambda: read[0].require_known(self._client, self._policy),
+            )
+            self._state = read[0]
+            self._attach(None)
+            if self.version is not None and self.version.seq != read[0].seq:
+                logger.warning(
+                    "the checkpoint of %s was written at version %s, and continues from version %s",
+                    self._policy, read[0].seq, self.version.seq,
+                )  # fmt: skip
 
     # Publishing ---------------------------------------------------------------------------------
 
@@ -256,18 +282,8 @@ class Publisher:
             In each case nothing was captured: the next publish finds the same changes and more.
         """
         with self._calling:
-            committer = self._standing_committer()
-            copies = self._model.keeps_copies
-            begins = self._await_anchor(committer)
-            if begins and not copies and committer.is_in_doubt:
-                # What an unanswered anchor held can't be told any more: is it there?
-                self._peers.keeper.run(committer.find_out)
-            mine = self._peers.attempt("capture", lambda: self._capture(committer, metadata))
-            future = self._peers.keeper.run(lambda: self._hand_over(committer, mine))
-            if begins and not copies:
-                # The anchor is read from the live weights, which the next step changes.
-                wait([future])
-            return future
+            self._refuse_if_closed()
+            return self._pipeline.publish(metadata or {}, external=self._external)
 
     def flush(self) -> None:
         """Waits until every publish is committed or has failed.
@@ -277,8 +293,8 @@ class Publisher:
         """
         with self._calling:
             self._drain()
-            if self._last is not None:
-                self._last.result()
+            if (last := self._pipeline.last) is not None:
+                last.result()
 
     def close(self, *, abandon: bool = False) -> None:
         """Flushes, and stops. Closing twice is allowed.
@@ -293,14 +309,14 @@ class Publisher:
     def _close(self, *, abandon: bool, within: float | None) -> None:
         if abandon:
             self._patience.stopping.set()
-        self._outbox.close()
+        self._pipeline.refuse_more()
         with self._calling:
             if self._closed:
                 return
             self._closed = True
             self._leave(within=within)
-            if self._last is not None:
-                self._last.result()
+            if (last := self._pipeline.last) is not None:
+                last.result()
 
     def __enter__(self) -> Self:
         return self
@@ -316,73 +332,42 @@ class Publisher:
 
     # --------------------------------------------------------------------------------------------
 
-    def _capture(
-        self, committer: Committer, metadata: Mapping[str, Any] | None
-    ) -> tuple[Capture, Mapping[str, Any], float]:
-        """What changed, the checked metadata, and the seconds of the capture itself."""
-        committer.refuse_if_fenced()
-        facts = check_metadata(metadata or {})
-        self._outbox.await_room()
-        committer.refuse_if_fenced()
-        started = time.perf_counter()
-        begins = committer.standing.parent is None
-        capture = self._model.capture(begins=begins, external=begins and self._external)
-        failpoint("trainer.captured")
-        return capture, facts, time.perf_counter() - started
-
-    def _hand_over(
-        self, committer: Committer, mine: Outcome[tuple[Capture, Mapping[str, Any], float]]
-    ) -> PublishFuture:
-        """On the keeper: the detector moves on, and what it found is in the queue: on every
-        process, or on none."""
-        self._peers.vote("capture", Outcome(error=mine.error))
-        capture, facts, seconds = mine.get()
-        self._model.detector.keep(capture)
-        metrics = PublishMetrics(detect_seconds=seconds)
-        future = PublishFuture(metrics)
-        publish = Publish(
-            capture.deltas, capture.fingerprint, capture.proof, facts, metrics, [future]
-        )
-        self._last = future
-        if self._outbox.put(publish):
-            self._worker.start(lambda: self._run_next(committer))
-        return future
-
-    def _run_next(self, committer: Committer) -> None:
-        """On the worker: commits the oldest publish, and settles its futures either way."""
-        publish = self._outbox.take()
-        try:
-            version = committer.commit(publish, lambda: self._model.detector.captured)
-        except BaseException as error:
-            logger.error("a publish of %s failed and stays pending: %s", self._policy, error)
-            for future in publish.futures:
-                future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        logger.info("%s", publish.metrics.line_of(version))
-        for future in publish.futures:
-            future.set_result(version)
-
-    def _standing_committer(self) -> Committer:
-        """Once no interrupted call is still at work."""
+    def _refuse_if_closed(self) -> None:
         if self._closed:
             raise PublisherClosed("the publisher is closed")
-        if self._committer is None:
-            raise PublishError("the publisher isn't attached", remedy="call attach() first")
-        self._peers.keeper.await_idle()
-        return self._committer
 
-    def _await_anchor(self, committer: Committer) -> bool:
-        """Until a line has its first version there is nothing to add changes to, and its anchor is
-        encoded from the captured weights themselves: they must not move on meanwhile.
+    def _attach(self, base: Weights | None) -> None:
+        self._peers.open()
+        origins = self._origins(base)
+        found = origins.proven
+        standing = self._peers.lead(
+            "find the standing",
+            lambda: find_standing(
+                self._client, self._policy, self._channel, layout=found.division.layout,
+                fingerprints=origins.fingerprints, new_anchor=self._new_anchor, hint=origins.hint,
+            ),
+        )  # fmt: skip
+        parent = standing.parent
+        proven = found if parent is None else origins.back_at(parent.fingerprint)
+        assert proven is not None  # it was found by one of these fingerprints
+        self._take_up(proven, standing)
+        self._holds_version = parent is not None and base is None and proven is found
+        logger.info("%s attached: %s", self._policy, standing.in_words(found.fingerprint))
 
-        Returns:
-            Whether it hasn't begun even so.
-        """
-        if committer.standing.parent is None and self._last is not None:
-            wait([self._last])
-        return committer.standing.parent is None
+    def _origins(self, base: Weights | None) -> Origins:
+        """What the weights are, and what they are known to come from."""
+        proven, state = self._model.prove(base), self._state
+        if base is not None or state is None:
+            return Origins.alone(proven)
+        own: list[Uncommitted | None] = []
+
+        def claim() -> Claim:
+            claim, changes = compare(state.changes, proven)
+            own.append(changes)
+            return claim
+
+        claims = self._peers.agree("compare with the checkpoint", claim)
+        return Origins.of(proven, own[0], claims)
 
     def _beside(self, to: int | str | None) -> tuple[VersionDocument, Standing]:
         head = find_channel(self._client, self._policy, self._channel)
@@ -391,28 +376,30 @@ class Publisher:
 
     def _take_up(self, proven: Proven, standing: Standing) -> None:
         """Everything is proven: forget the earlier state, and start from this one."""
-        self._committer, self._last = None, None
+        self._holds_version = False
+        self._pipeline.start_from(None)
         self._model.start_from(proven)
         line = Line(
             self._policy, self._channel, proven.division,
             external=self._external, side_files=self._side_files, actor=self._actor,
             store=self._store,
         )  # fmt: skip
-        self._committer = Committer(
-            self._client, line, standing, self._patience, self._peers.commits
+        self._pipeline.start_from(
+            Committer(self._client, line, standing, self._patience, self._peers.commits)
         )
+        self._state = None
 
     def _read_back(self, names: Collection[str]) -> Weights:
         """The state of the last publish, for a detector that can't tell it any more."""
         self._drain()
         parent = self.version
-        if self._committer is None or parent is None:
+        if parent is None:
             raise PublishError(
                 f"{self._policy!r} has no version yet that {', '.join(sorted(names)[:8])} could "
                 "be read back from",
                 remedy="attach again",
             )
-        pending = self._committer.since_parent
+        pending = self._pipeline.pending()
         return read_back(self._client, parent, self._model.share, pending, names, store=self._store)
 
     def _stands_on(self, version: VersionDocument) -> bool:
@@ -423,15 +410,13 @@ class Publisher:
         )
 
     def _drain(self) -> None:
-        """Returns once the worker has nothing to do."""
+        """Returns once nothing is under way."""
         if not self._closed:
-            self._peers.keeper.await_idle()
-            self._worker.await_idle()
+            self._pipeline.drain()
 
     def _leave(self, *, within: float | None) -> None:
         """Does what was captured, and lets go of everything."""
-        self._peers.keeper.await_idle()
-        self._worker.stop()
+        self._pipeline.stop()
         self._peers.close(within=within)
         self._model.detector.close()
 

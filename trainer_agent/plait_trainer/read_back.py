@@ -7,7 +7,6 @@ comes out is for the caller to prove: by the tensors' own fingerprints.
 from collections.abc import Collection, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from plait.codec.algebra import FrameDelta, negate
 from plait.codec.chunks import read_chunk
@@ -21,7 +20,7 @@ from plait_client.cache import ChunkCache
 from plait_client.fetch import Fetcher
 from plait_client.plans import plan_stored
 from plait_client.registry import RegistryClient
-from plait_trainer.deltas import Deltas
+from plait_trainer.deltas import Deltas, changed_items
 from plait_trainer.partial_weights import SomeWeights
 from plait_trainer.share import Share
 
@@ -102,9 +101,5 @@ def _own(frame: FrameSpec, weights: SomeWeights) -> Iterator[Piece]:
 def _add(frame: FrameSpec, delta: FrameDelta, weights: SomeWeights) -> None:
     """Applies what of a delta lies in these tensors."""
     for piece in _own(frame, weights):
-        bounds = np.array([piece.frame_offset, piece.frame_offset + piece.items])
-        first, end = np.searchsorted(delta.positions, bounds)
-        places: NDArray[np.int64] = delta.positions[first:end].astype(np.int64)
-        rows, columns = np.divmod(places - piece.frame_offset, piece.run)
-        items = piece.start_item + rows * piece.stride + columns
-        weights.bits(piece.tensor.name)[items] += delta.differences[first:end]
+        items, rows = changed_items(piece, delta)
+        weights.bits(piece.tensor.name)[items] += delta.differences[rows]

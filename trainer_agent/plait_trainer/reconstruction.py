@@ -22,6 +22,7 @@ from plait.fingerprint import ZERO, Fingerprint
 from plait.weights import Weights
 from plait_trainer.deltas import apply_deltas
 from plait_trainer.detector import Capture, LiveTensors, ReadBack
+from plait_trainer.earlier_weights import Runs
 from plait_trainer.optimized import (
     find_places,
     is_optimized,
@@ -100,7 +101,7 @@ class ReconstructionDetector:
         counts = steps_taken(optimizer, (t.place for t in tracked.values()))
         passes = {
             name: watch.with_log(
-                t, Pass(live[name], None if base is None else base.bits(name)), counts
+                t, Pass(live[name], None if base is None else Runs(base, name)), counts
             )
             for name, t in tracked.items()
         }

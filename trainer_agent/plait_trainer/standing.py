@@ -1,5 +1,6 @@
 """Where a trainer stands in a policy's lineage: found by content, never by memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.errors import HeadMoved, NotFound, UnknownBase
@@ -39,7 +40,7 @@ class Standing:
         """For the log: what weights of this fingerprint are."""
         if self.parent is None:
             return f"weights {fingerprint} begin a new line with an anchor"
-        return f"weights {fingerprint} are version {self.parent.seq}"
+        return f"weights {fingerprint} {_are(self.parent, str(fingerprint))} {self.parent.seq}"
 
 
 def find_channel(client: RegistryClient, policy: str, channel: str) -> ChannelDocument | None:
@@ -56,28 +57,34 @@ def find_standing(
     channel: str,
     *,
     layout: Layout,
-    fingerprint: Fingerprint,
+    fingerprints: Sequence[Fingerprint],
     new_anchor: bool,
+    hint: str = "",
 ) -> Standing:
-    """Where weights of this layout and fingerprint stand.
+    """Where weights of this layout stand.
 
+    Args:
+        fingerprints: of the weights; and then of those that they are known to come from, the
+            latest first. The first that is a version decides.
+        hint: what else would help if none is.
     Raises:
-        HeadMoved: they are a version, but not the channel's head; `new_anchor` or not.
+        HeadMoved: one is a version, but not the channel's head; `new_anchor` or not.
         UnknownBase: the policy has versions, and these weights are none of them.
         LayoutChanged: nor can they be: they have another layout.
     """
     head = find_channel(client, policy, channel)
-    held = _versions_with(client, policy, layout, fingerprint)
-    if head is not None:
-        for version in held:
-            if version.version_digest == head.version_digest:
-                return Standing.beside(version, head)
-        if held:
-            raise _moved_on(held[0], head)
-    elif held:
-        return Standing.beside(held[0], None)
+    for fingerprint in dict.fromkeys(fingerprints):
+        held = _versions_with(client, policy, layout, fingerprint)
+        if head is not None:
+            for version in held:
+                if version.version_digest == head.version_digest:
+                    return Standing.beside(version, head)
+            if held:
+                raise _moved_on(held[0], head, str(fingerprints[0]))
+        elif held:
+            return Standing.beside(held[0], None)
     if not new_anchor and (latest := _latest(client, policy)) is not None:
-        _refuse_unknown(client, latest, layout, fingerprint)
+        _refuse_unknown(client, latest, layout, fingerprints[0], hint)
     return Standing.beside(None, head)
 
 
@@ -98,16 +105,20 @@ def _latest(client: RegistryClient, policy: str) -> VersionDocument | None:
     return newest[0] if newest else None
 
 
-def _moved_on(held: VersionDocument, head: ChannelDocument) -> HeadMoved:
+def _moved_on(held: VersionDocument, head: ChannelDocument, fingerprint: str) -> HeadMoved:
     return HeadMoved(
-        f"these weights are version {held.seq} of {held.policy!r}, but channel {head.channel!r} "
-        f"is at version {head.seq}: {_why(head)}",
+        f"these weights {_are(held, fingerprint)} {held.seq} of {held.policy!r}, but channel "
+        f"{head.channel!r} is at version {head.seq}: {_why(head)}",
         remedy=f"load version {head.seq} and attach again, or rebase(to={held.seq}) to continue "
         f"from version {held.seq} all the same",
         held=held.seq,
         head=head.seq,
         generation=head.generation,
     )
+
+
+def _are(version: VersionDocument, fingerprint: str) -> str:
+    return "are version" if version.fingerprint == fingerprint else "were trained on from version"
 
 
 def _why(head: ChannelDocument) -> str:
@@ -118,14 +129,18 @@ def _why(head: ChannelDocument) -> str:
 
 
 def _refuse_unknown(
-    client: RegistryClient, latest: VersionDocument, layout: Layout, fingerprint: Fingerprint
+    client: RegistryClient,
+    latest: VersionDocument,
+    layout: Layout,
+    fingerprint: Fingerprint,
+    hint: str,
 ) -> None:
     if latest.layout_digest != layout.digest:
         client.layout(latest.layout_digest).require_equal(layout, what="the model")
     raise UnknownBase(
         f"no version of {latest.policy!r} has the weights that this trainer holds "
         f"(fingerprint {fingerprint}; the newest version, {latest.seq}, has {latest.fingerprint})",
-        remedy="load a committed version; or pass base=, the weights of one, to publish the "
+        remedy=f"{hint}load a committed version; or pass base=, the weights of one, to publish the "
         "difference to it; or new_anchor=True to start a new line",
         fingerprint=str(fingerprint),
     )

@@ -1,17 +1,32 @@
-"""What a trainer's own checkpoint carries about its publisher: identities, no weights."""
+"""What a trainer's own checkpoint carries about its publisher: identities, and the changes that
+aren't committed; no weights."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from plait.errors import NotFound, UsageError
 from plait.wire import VersionDocument
 from plait_client.registry import RegistryClient
+from plait_trainer.saved_changes import SavedChanges, pack
+from plait_trainer.share import Share
+from plait_trainer.steps import Uncommitted
 
-FORMAT: Final = "plait-trainer/1"
+FORMAT: Final = "plait-trainer/2"
 
 
-def state_of(policy: str, channel: str, version: VersionDocument | None) -> dict[str, Any]:
-    """The state of a trainer whose last committed version this is."""
+def state_of(
+    policy: str,
+    channel: str,
+    version: VersionDocument | None,
+    changes: tuple[Share, Uncommitted] | None = None,
+) -> dict[str, Any]:
+    """The state of a trainer whose last committed version this is.
+
+    Args:
+        changes: since then, and of which share; None: it isn't attached.
+    """
+    packed, digest = ((), None) if changes is None else pack(*changes)
     return {
         "format": FORMAT,
         "policy": policy,
@@ -20,29 +35,51 @@ def state_of(policy: str, channel: str, version: VersionDocument | None) -> dict
         "version_digest": None if version is None else version.version_digest,
         "layout_digest": None if version is None else version.layout_digest,
         "fingerprint": None if version is None else version.fingerprint,
+        "changes": packed,
+        "changes_digest": digest,
     }
 
 
-def known_version(
-    client: RegistryClient, state: Mapping[str, Any], policy: str, channel: str
-) -> str | None:
-    """Version digest in a state, which the registry has; None: it had committed none.
+@dataclass(frozen=True, eq=False)
+class TrainerState:
+    """A state that was read.
 
-    Raises:
-        UsageError: another policy's or channel's state, or none at all.
-        NotFound: the registry has never had that version.
+    Attributes:
+        seq, version_digest: of the last version that was known to be committed; None: there was
+            none.
+        changes: since then; None: the publisher wasn't attached.
     """
-    expected = (FORMAT, policy, channel)
-    found = tuple(state.get(name) for name in ("format", "policy", "channel"))
-    if found != expected:
-        raise UsageError(f"the trainer state is of {found}; expected {expected}")
-    digest = state.get("version_digest")
-    if digest is None:
-        return None
-    if client.find_commit(policy, str(digest)) is None:
-        raise NotFound(
-            f"the registry has no version {digest} of {policy!r}, which this trainer "
-            f"committed as version {state.get('seq')}",
-            remedy="is this the registry that it was committed to, or was it restored?",
-        )
-    return str(digest)
+
+    seq: int | None
+    version_digest: str | None
+    changes: SavedChanges | None
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any], policy: str, channel: str) -> "TrainerState":
+        """
+        Raises:
+            UsageError: another policy's or channel's state, or none at all.
+            FormatError, CorruptionError: it is damaged.
+        """
+        expected = (FORMAT, policy, channel)
+        found = tuple(state.get(name) for name in ("format", "policy", "channel"))
+        if found != expected:
+            raise UsageError(f"the trainer state is of {found}; expected {expected}")
+        digest, changes = state.get("changes_digest"), None
+        if digest is not None:
+            changes = SavedChanges.read(state.get("changes"), digest)
+        return cls(state.get("seq"), state.get("version_digest"), changes)
+
+    def require_known(self, client: RegistryClient, policy: str) -> None:
+        """
+        Raises:
+            NotFound: the registry has never had the state's version.
+        """
+        if self.version_digest is None:
+            return
+        if client.find_commit(policy, str(self.version_digest)) is None:
+            raise NotFound(
+                f"the registry has no version {self.version_digest} of {policy!r}, which this "
+                f"trainer committed as version {self.seq}",
+                remedy="is this the registry that it was committed to, or was it restored?",
+            )

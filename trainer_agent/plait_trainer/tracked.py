@@ -2,7 +2,7 @@
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -23,6 +23,12 @@ _DEVICE_ITEMS: Final = 1 << 22
 
 # A bound of 0 is exceeded by any update.
 _LEAST: Final = 1e-300
+
+
+class Sliced(Protocol):
+    """A tensor's bits: an array, or what makes the run that is asked for."""
+
+    def __getitem__(self, run: slice, /) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,7 @@ class Pass:
     """
 
     live: LiveTensor
-    old: NDArray[Any] | None = None
+    old: Sliced | None = None
     place: Place | None = None
     inversion: Inversion | None = None
     moments: Moments | None = None

@@ -99,7 +99,7 @@ class TrackedModel:
         """Forget the earlier state, and watch for changes from this one on. Called on all.
 
         Raises:
-            FingerprintMismatch: the weights have changed since they were proven.
+            FingerprintMismatch: the weights aren't those that were proven.
             PublishError: the detector can't tell what the optimizer changes; or another process's.
         """
         self._start = None
@@ -108,8 +108,8 @@ class TrackedModel:
             kept = self._attach(proven.held, proven.division.deltas, proven.base)
             if kept != proven.part:
                 raise FingerprintMismatch(
-                    f"the weights changed from {proven.part} to {kept} while the publisher "
-                    "attached",
+                    f"the weights to start from had the fingerprint {proven.part} when they were "
+                    f"proven, and have {kept}",
                     remedy="attach between two steps",
                 )
             return self.detector.keeps_copy

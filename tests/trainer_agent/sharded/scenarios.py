@@ -1,7 +1,6 @@
 """What the processes of the test jobs do. All ranks of a job run the same scenario."""
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +93,7 @@ def steps(
         ) as out,
     ):  # fmt: skip
         if resumes:
-            out.load_state_dict(json.loads((process.folder / "state.json").read_text()))
+            out.load_state_dict(torch.load(process.folder / "state.pt"))
         process.said["found"] = first = None if out.version is None else out.version.seq
         if first is None:
             first = out.publish({"rank": process.rank}).version.seq
@@ -105,9 +104,11 @@ def steps(
             futures.append(out.publish({"rank": process.rank, "step": number}))
             process.keep(model, first + number + 1)
         process.said["seqs"] = [future.version.seq for future in futures]
-        process.said["state"] = out.state_dict()
+        process.said["state"] = {
+            name: value for name, value in out.state_dict().items() if name != "changes"
+        }
         if process.rank == 0:
-            (process.folder / "state.json").write_text(json.dumps(out.state_dict()))
+            torch.save(out.state_dict(), process.folder / "state.pt")
         process.said["payload"] = [future.metrics.payload_bytes for future in futures]
 
 
