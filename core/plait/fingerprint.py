@@ -27,6 +27,10 @@ _ITEMS: Final = frozenset(np.dtype(f"<u{size}") for size in (1, 2, 4, 8))
 SEED_0: Final = np.uint64(0x9E3779B97F4A7C15)
 SEED_1: Final = np.uint64(0xC2B2AE3D27D4EB4F)
 
+# Of a finaliser: how far to shift, what to multiply by, and so on by turns.
+FMIX64: Final = tuple(map(np.uint64, (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)))
+MIX13: Final = tuple(map(np.uint64, (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)))
+
 # Full passes run in slices, so that Ctrl-C and other threads get a turn.
 _SLICE_WORDS: Final = 1 << 24
 
@@ -134,31 +138,31 @@ def _as_words(bits: NDArray[Any]) -> NDArray[Any]:
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def fmix64(key: Any) -> Any:
     """MurmurHash3's finaliser of a uint64, compiled: lane 0."""
-    return _fmix64_rest(key ^ (key >> np.uint64(33)))
+    return _fmix64_rest(key ^ (key >> FMIX64[0]))
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _fmix64_rest(key: Any) -> Any:
     """`fmix64` after its first xorshift."""
-    key *= np.uint64(0xFF51AFD7ED558CCD)
-    key ^= key >> np.uint64(33)
-    key *= np.uint64(0xC4CEB9FE1A85EC53)
-    return key ^ (key >> np.uint64(33))
+    key *= FMIX64[1]
+    key ^= key >> FMIX64[2]
+    key *= FMIX64[3]
+    return key ^ (key >> FMIX64[4])
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def mix13(key: Any) -> Any:
     """splitmix64's finaliser of a uint64, compiled: lane 1."""
-    return _mix13_rest(key ^ (key >> np.uint64(30)))
+    return _mix13_rest(key ^ (key >> MIX13[0]))
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _mix13_rest(key: Any) -> Any:
     """`mix13` after its first xorshift."""
-    key *= np.uint64(0xBF58476D1CE4E5B9)
-    key ^= key >> np.uint64(27)
-    key *= np.uint64(0x94D049BB133111EB)
-    return key ^ (key >> np.uint64(31))
+    key *= MIX13[1]
+    key ^= key >> MIX13[2]
+    key *= MIX13[3]
+    return key ^ (key >> MIX13[4])
 
 
 # A full pass spends nearly all its time in two loops over one run. The first step of each finaliser
@@ -176,14 +180,14 @@ def _sum_run(values: Any, first_word: Any) -> Any:
         key = (np.uint64(first_word) + np.uint64(done)) << np.uint64(16)
         key0 = key + SEED_0
         key1 = key + SEED_1
-        steady = min(_steady_words(key0, np.uint64(33)), _steady_words(key1, np.uint64(30)))
+        steady = min(_steady_words(key0, FMIX64[0]), _steady_words(key1, MIX13[0]))
         if steady == 0:
             lane0 += fmix64(key0 + np.uint64(values[done]))
             lane1 += mix13(key1 + np.uint64(values[done]))
             done += 1
         else:
             stretch = values[done : done + steady]
-            sums = _sum_stretch(stretch, key0, key0 >> np.uint64(33), key1 >> np.uint64(30))
+            sums = _sum_stretch(stretch, key0, key0 >> FMIX64[0], key1 >> MIX13[0])
             lane0 += sums[0]
             lane1 += sums[1]
             done += stretch.size

@@ -12,10 +12,25 @@ import torch
 from numpy.typing import NDArray
 
 from plait.errors import LayoutChanged
-from plait.fingerprint import ZERO, Fingerprint, fingerprint_at, fingerprint_run
+from plait.fingerprint import (
+    FMIX64,
+    MIX13,
+    SEED_0,
+    SEED_1,
+    ZERO,
+    Fingerprint,
+    fingerprint_at,
+    fingerprint_run,
+)
 from plait.layout import Layout, words_per_item
 from plait.tensors.bits import integer_view
 from plait.weights import UNSIGNED
+
+# Of each lane, in torch's signed arithmetic: what is added to a key, and the finaliser's constants.
+_LANES: Final = tuple(
+    (int(seed.view(np.int64)), tuple(int(constant.view(np.int64)) for constant in constants))
+    for seed, constants in ((SEED_0, FMIX64), (SEED_1, MIX13))
+)
 
 # Items hashed at once: int64 temporaries of 8 bytes an item, so some tens of MiB.
 _SLICE: Final = 1 << 20
@@ -94,8 +109,8 @@ def device_sum(words: torch.Tensor, items: torch.Tensor) -> Fingerprint:
     for k in range(words_per_item(items.element_size())):
         value = (values >> (16 * k)) & ((1 << bits) - 1)
         key = ((words + k) << 16) | value
-        lanes[0] += _mix(key + _signed(0x9E3779B97F4A7C15), _FMIX64).sum()
-        lanes[1] += _mix(key + _signed(0xC2B2AE3D27D4EB4F), _MIX13).sum()
+        for lane, (seed, constants) in zip(lanes, _LANES, strict=True):
+            lane += _mix(key + seed, constants).sum()
     mask = (1 << 64) - 1
     return Fingerprint(*(int(lane.item()) & mask for lane in lanes))
 
@@ -149,20 +164,12 @@ def _starts(sizes: Sequence[int], strides: Sequence[int], first: int) -> NDArray
     return starts
 
 
-_FMIX64: Final = (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)
-_MIX13: Final = (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)
-
-
-def _mix(key: torch.Tensor, constants: tuple[int, int, int, int, int]) -> torch.Tensor:
+def _mix(key: torch.Tensor, constants: tuple[int, ...]) -> torch.Tensor:
     first, multiplier, second, other, last = constants
-    key = (key ^ _shift_right(key, first)) * _signed(multiplier)
-    key = (key ^ _shift_right(key, second)) * _signed(other)
+    key = (key ^ _shift_right(key, first)) * multiplier
+    key = (key ^ _shift_right(key, second)) * other
     return key ^ _shift_right(key, last)
 
 
 def _shift_right(key: torch.Tensor, bits: int) -> torch.Tensor:
     return (key >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(constant: int) -> int:
-    return constant - (1 << 64) if constant >> 63 else constant
