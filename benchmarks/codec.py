@@ -35,7 +35,7 @@ def codec_sections() -> list[Section]:
     model, workload = LanguageModel(), Workload()
     real = (
         f"SmolLM2-135M ({model.layout.total_elements:,} elements): steps of AdamW on policy "
-        "gradients of real backward passes"
+        "gradients of real backward passes on the topics of Python's help()"
     )
     synthetic = (
         f"Shaped like Qwen3-0.6B ({workload.layout.total_elements:,} elements: 3 of its 28 layers, "

@@ -1,14 +1,16 @@
 """Real steps: SmolLM2-135M under AdamW with policy gradients of real backward passes on text.
 
-Windows of plait's own documents stand in for rollouts; each has an advantage of +1 or -1, and the
-loss is the advantage times the mean negative log-probability, as in REINFORCE. FP32 masters,
-BF16 for the engine. Moments are built up over some steps first, because the first steps of a
-fresh optimizer are denser than any later one.
+Windows of English technical text stand in for rollouts: the topics of Python's `help()`, which come
+with the interpreter, so that one release of it always makes the same steps. Each window has an
+advantage of +1 or -1, and the loss is the advantage times the mean negative log-probability, as in
+REINFORCE. FP32 masters, BF16 for the engine. Moments are built up over some steps first, because
+the first steps of a fresh optimizer are denser than any later one.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any, Final
 
 import torch
@@ -22,9 +24,7 @@ from plait_demo.model import base_model
 _BURN_IN: Final = 8
 _TOKENS: Final = 96
 _WINDOWS: Final = 1
-_ROOT: Final = Path(__file__).parent.parent
-_DOCUMENTS: Final = _ROOT / "docs"
-_CACHE: Final = _ROOT / ".cache" / "plait-demo"
+_CACHE: Final = Path(__file__).parent.parent / ".cache" / "plait-demo"
 _LOW_BITS: Final = 16  # that BF16 rounds away
 
 
@@ -36,7 +36,7 @@ class LanguageModel:
         torch.set_num_threads(1)
         folder = base_model("smollm2", _CACHE)
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-        text = "\n".join(p.read_text() for p in sorted(_DOCUMENTS.glob("*.md")))
+        text = "\n".join(topics[name] for name in sorted(topics))
         self._tokens = torch.tensor(tokenizer(text)["input_ids"])
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32
