@@ -2,12 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
-from plait.errors import UsageError
+from plait.errors import PublisherClosed, UsageError
 from plait_client.checkout import checkout
 from plait_client.checkpoint import CheckpointFolder
 from plait_client.registry import RegistryClient
@@ -76,6 +83,37 @@ def test_config_and_tokenizer_travel_with_the_anchor(
     checkout(client, policy, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_size"] == 16
     assert CheckpointFolder(tmp_path / "out").layout.total_elements > 0
+
+
+class Failing(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Fails once, after a number of steps."""
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_held: Any) -> None:
+        if state.global_step == self._after:
+            self._after = -1
+            raise ZeroDivisionError
+
+
+def test_training_that_failed_is_let_go_of_when_it_begins_again(
+    client: RegistryClient, policy: str, tmp_path: Path
+) -> None:
+    callback = PlaitCallback(policy=policy, client=client, detector="reconstruction")
+    trainer = trainer_of(tmp_path / "run", callback, steps=4)
+    trainer.add_callback(Failing(2))
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    first, hooks = callback.loop, trainer.optimizer.optimizer._optimizer_step_pre_hooks
+    assert len(hooks) == 1
+    trainer.train()
+    with pytest.raises(PublisherClosed):
+        first.publish()
+    assert not hooks
+    steps = [version.metadata["step"] for version in client.versions(policy).versions]
+    assert steps == [4, 3, 2, 1, 2, 1, 0]
+    assert_bits_equal(weights_at(client, policy, "main"), published(trainer.model))
 
 
 def test_outside_of_training_there_is_no_loop(client: RegistryClient, policy: str) -> None:

@@ -61,6 +61,10 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
         return self._loop
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **held: Any) -> None:
+        if (failed := self._loop) is not None:
+            # Callbacks aren't told of training that fails: what it published is committed first.
+            self._loop = None
+            failed.close()
         # Side files go with the line's anchor only, which is committed before this returns.
         with tempfile.TemporaryDirectory(prefix="plait-side-files-") as folder:
             _write_side_files(Path(folder), held["model"], held.get("processing_class"))
