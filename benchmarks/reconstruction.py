@@ -114,7 +114,7 @@ def _run(variant: Variant) -> tuple[int, int, int, int]:
     parameter = torch.nn.Parameter(weights)
     optimizer = variant.optimizer([parameter], lr=0.0, **variant.options)
     drift = torch.randn(_ELEMENTS, generator=random) * 0.3
-    place = Place(parameter, 0, parameter.detach(), variant.dtype)
+    place = Place(parameter, parameter.detach(), variant.dtype)
     live, room = TensorView("w", parameter.detach(), variant.dtype), Room()
     wrong_plain = wrong_logged = entries = 0
     for step in range(1, _STEPS + 1):

@@ -113,6 +113,20 @@ def test_a_parameter_written_beside_its_master_is_read_back(
     assert detector.capture(live).deltas == {}
 
 
+def test_much_is_read_back_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, detector, snapshot, _ = prepared()
+    for parameter, _ in run.pairs:
+        parameter.data += 1
+    monkeypatch.setattr("plait_trainer.partial_weights._PART_BYTES", 1)
+    assert detector._state is not None
+    reads, working = [], detector._state.read_back
+    assert working is not None
+    detector._state.read_back = lambda names: reads.append(list(names)) or working(names)  # type: ignore[func-returns-value]
+    live = live_of(run.model.state_dict())
+    assert_same_capture(detector.capture(live), snapshot.capture(live))
+    assert reads == [["0.bias"], ["0.weight"], ["2.bias"], ["2.weight"]]
+
+
 def test_what_is_read_back_must_be_the_kept_state() -> None:
     run, detector, _, kept = prepared()
     with torch.no_grad():

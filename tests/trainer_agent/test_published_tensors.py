@@ -1,19 +1,24 @@
 """Which tensors are published, under which names, and with which bits."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.cut import Cut
 from plait.errors import LayoutInvalid, PublishError, UsageError
 from plait.grain import SlottedCut
 from plait.layout import TensorSpec
 from plait_trainer.dtypes import DtypeRule
-from plait_trainer.live import LiveTensor, TensorView, layout_of
+from plait_trainer.live import LiveTensor, TensorView, layout_of, run_of
 from plait_trainer.naming import canonical_names
 from plait_trainer.share import Share, fingerprint_live
 from plait_trainer.sources import MappingSource, ModuleSource, source_of
@@ -59,6 +64,35 @@ def test_strided_tensors_are_published_by_their_logical_values(view: object) -> 
     for start, stop in [(0, items), (0, 1), (items - 1, items), (items // 3, 2 * items // 3 + 1)]:
         expected = logical[start:stop].numpy().view(np.uint32)
         np.testing.assert_array_equal(live.bits(start, stop), expected)
+
+
+class Copies(TorchDispatchMode):
+    """The items that operations of torch copied at once, at most."""
+
+    most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and func.overloadpacket.__name__ in ("clone", "cat"):
+            self.most = max(self.most, made.numel())
+        return made
+
+
+@given(st.data())
+def test_a_run_of_a_strided_tensor_copies_hardly_more_than_itself(data: st.DataObject) -> None:
+    sides = data.draw(st.lists(st.integers(1, 7), min_size=2, max_size=5))
+    order = data.draw(st.permutations(range(len(sides))))
+    whole = torch.arange(math.prod(sides) * 2 ** len(sides)).view([2 * side for side in sides])
+    cut = tuple(slice(0, side, data.draw(st.integers(1, 2))) for side in sides)
+    tensor = whole[cut].permute(order)
+    start = data.draw(st.integers(0, tensor.numel() - 1))
+    stop = data.draw(st.integers(start, tensor.numel()))
+    with Copies() as copies:
+        found = run_of(tensor, start, stop)
+    assert torch.equal(found, tensor.reshape(-1)[start:stop])
+    assert copies.most <= 3 * (stop - start)
 
 
 def test_padding_beside_a_view_never_reaches_the_fingerprint() -> None:

@@ -1,5 +1,6 @@
 """Reconstruction equals a stored copy, bit for bit, whatever the optimizer's options."""
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.errors import PublishError
+from plait.errors import PublishError, UsageError
 from plait.grain import grain_cut
 from plait.layout import Layout, TensorSpec
 from plait_trainer.boundary_log import near_boundary
@@ -81,8 +82,74 @@ def test_each_option_is_covered(way: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_adam_with_decay_in_the_gradient(way: str) -> None:
-    run(torch.optim.Adam, weight_decay=0.1, **WAYS[way])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"amsgrad": True, "maximize": True},
+        {"decoupled_weight_decay": True},
+        {"decoupled_weight_decay": True, "amsgrad": True},
+    ],
+)
+def test_adam_with_decay_in_the_gradient_or_beside_it(way: str, options: dict[str, Any]) -> None:
+    run(torch.optim.Adam, weight_decay=0.1, **options, **WAYS[way])
+
+
+@pytest.mark.parametrize("way", ["single", "foreach"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 0.0},
+        {"lr": 1e-2},
+        {"lr": torch.tensor(1e-4)},
+        {"betas": (0.9, 0.95), "amsgrad": True, "maximize": True},
+    ],
+)
+def test_capturable_steps(
+    way: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch offers them on devices alone, but computes them anywhere.
+    module = importlib.import_module("torch.optim.adam")
+    monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda **_: ["cpu"])
+    run(capturable=True, weight_decay=0.1, steps=12, **options, **WAYS[way])
+
+
+def test_a_step_with_a_closure() -> None:
+    tensors = parameters()
+    optimizer = torch.optim.AdamW(tensors.values(), lr=1e-4)
+    gradients, pair = Gradients(tensors), SideBySide(tensors, optimizer)
+
+    def closure() -> float:
+        gradients.give()
+        return 1.0
+
+    for _ in range(4):
+        optimizer.step(closure)
+        assert pair.changed() > 0
+    assert pair.recalled == []
+
+
+def test_another_default_dtype_changes_nothing() -> None:
+    tensors = parameters()
+    optimizer = torch.optim.AdamW(tensors.values(), lr=1e-4)
+    gradients = Gradients(tensors)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        pair = SideBySide(tensors, optimizer)
+        torch.set_default_dtype(torch.float32)
+        gradients.give()
+        torch.set_default_dtype(torch.bfloat16)
+        optimizer.step()
+        assert pair.changed() > 0
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert pair.recalled == []
+
+
+@pytest.mark.parametrize("bound", [-1e-4, math.inf, math.nan])
+def test_a_bound_that_bounds_nothing_is_refused(bound: float) -> None:
+    with pytest.raises(UsageError, match="a learning rate bound of"):
+        ReconstructionDetector(learning_rate_bound=bound)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -197,6 +264,23 @@ def test_a_capture_that_nobody_took_over_is_made_again() -> None:
     assert pair.recalled == []
 
 
+def test_steps_that_begin_before_a_capture_is_kept_belong_to_the_next() -> None:
+    tensors = parameters()
+    optimizer = torch.optim.AdamW(tensors.values(), lr=1e-4)
+    gradients, pair = Gradients(tensors), SideBySide(tensors, optimizer)
+    for steps in (1, 2, 3):
+        gradients.give()
+        optimizer.step()
+        found, wanted = pair.detector.capture(pair.live()), pair.snapshot.capture(pair.live())
+        for _ in range(steps):
+            gradients.give(without=["b"])
+            optimizer.step()
+        pair.detector.keep(found)
+        pair.snapshot.keep(wanted)
+        pair.publish()
+    assert pair.recalled == []
+
+
 def test_parameters_without_gradients_and_frozen_ones_stand_still() -> None:
     tensors = parameters()
     tensors["b"].requires_grad_(False)
@@ -291,15 +375,18 @@ def test_strided_parameters_and_views_of_parameters() -> None:
     assert pair.detector.report.copied_bytes == 0
 
 
-def test_a_step_that_a_scaler_skips_changes_nothing() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_that_a_scaler_skips_changes_nothing(way: str) -> None:
     tensors = parameters()
-    optimizer = torch.optim.AdamW(tensors.values(), lr=1e-4, fused=True)
-    gradients, pair = Gradients(tensors), SideBySide(tensors, optimizer)
-    for step in range(4):
-        gradients.give()
-        optimizer.grad_scale = torch.tensor(1.0)
-        optimizer.found_inf = torch.tensor(float(step % 2))
-        optimizer.step()
+    optimizer = torch.optim.AdamW(tensors.values(), lr=1e-4, **WAYS[way])
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    pair = SideBySide(tensors, optimizer)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = torch.stack([(t * torch.randn_like(t)).sum() for t in tensors.values()]).sum()
+        scaler.scale(loss * (math.inf if step % 2 else 1e-3)).backward()
+        scaler.step(optimizer)  # a fused one is called even then, and told of it
+        scaler.update()
         assert (pair.changed() > 0) == (step % 2 == 0)
     assert pair.recalled == []
 

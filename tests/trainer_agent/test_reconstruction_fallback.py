@@ -283,6 +283,69 @@ def test_a_parameter_that_joins_the_optimizer_is_recovered_from_then_on() -> Non
     assert pair.detector.report.copied_bytes == 0
 
 
+def test_parameters_that_leave_the_optimizer_stand_still_and_may_come_back() -> None:
+    tensors = parameters()
+    optimizer = torch.optim.AdamW([{"params": [t]} for t in tensors.values()], lr=1e-4)
+    gradients, pair = Gradients(tensors), SideBySide(tensors, optimizer)
+
+    def step() -> None:
+        gradients.give()
+        optimizer.step()
+
+    step()
+    left = optimizer.param_groups.pop()
+    pair.publish()
+    step()
+    step()
+    pair.publish()
+    optimizer.add_param_group(left)
+    step()
+    left = optimizer.param_groups.pop(0)  # the others' numbers change
+    step()
+    pair.publish()
+    step()
+    optimizer.add_param_group(left)
+    step()
+    pair.publish()
+    assert pair.recalled == []
+    assert pair.detector.report.copied_bytes == 0
+
+
+def test_groups_that_change_places_keep_their_options() -> None:
+    tensors = parameters()
+    groups = [{"params": [t], "lr": 10.0**-n} for n, t in enumerate(tensors.values(), 3)]
+    optimizer = torch.optim.AdamW(groups)
+    gradients, pair = Gradients(tensors), SideBySide(tensors, optimizer)
+    for _ in range(4):
+        gradients.give()
+        optimizer.step()
+        optimizer.param_groups.reverse()
+        pair.publish()
+    assert pair.recalled == []
+
+
+def test_a_negative_learning_rate_is_outside_the_bound() -> None:
+    run = Training()
+    run.optimizer.param_groups[0]["lr"] = -1e-4
+    run.step()
+    assert run.recalled() == ["a", "b", "c"]
+    run.optimizer.param_groups[0]["lr"] = 1e-4
+    run.step()
+    assert run.recalled() == []
+
+
+def test_a_step_that_fails_halfway() -> None:
+    run = Training(foreach=False)
+    run.step()
+    run.pair.publish()
+    kept = run.state("b").pop("exp_avg")
+    with pytest.raises(KeyError, match="exp_avg"):
+        run.step()  # "a" has stepped then, "b" and "c" haven't
+    run.state("b")["exp_avg"] = kept
+    run.step()
+    assert run.recalled() == []
+
+
 def test_a_parameter_that_is_given_other_memory() -> None:
     run = Training()
     run.step()
@@ -349,6 +412,33 @@ def test_what_is_read_back_must_be_the_kept_state() -> None:
         run.pair.detector.capture(run.pair.live())
     run.pair.detector._recall = working
     assert run.recalled() == ["a"]
+
+
+def test_much_is_read_back_in_parts_and_nothing_moves_until_all_is_proven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Training()
+    run.step()
+    for tensor in run.tensors.values():
+        tensor.data.mul_(0.5)
+    working, parts = run.pair.read_back, []
+
+    def read_back(names: list[str]) -> SomeWeights:
+        weights = working(names)
+        parts.append(list(names))
+        if len(parts) == 2:
+            weights.bits(names[0])[0] ^= 1
+        return weights  # type: ignore[return-value]
+
+    monkeypatch.setattr("plait_trainer.partial_weights._PART_BYTES", 2 * 33 + 2 * 385)
+    run.pair.detector._recall = read_back
+    with pytest.raises(FingerprintMismatch, match="read back of b isn't the state"):
+        run.pair.detector.capture(run.pair.live())
+    assert parts == [["a"], ["b", "c"]]
+    run.pair.publish()
+    assert parts[2:] == [["a"], ["b", "c"]]
+    run.step()
+    assert run.recalled() == []
 
 
 def test_an_observation_that_fails_keeps_the_step_from_happening() -> None:

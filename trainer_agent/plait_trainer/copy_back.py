@@ -23,7 +23,7 @@ from plait_trainer.deltas import Deltas, add_up, apply_deltas
 from plait_trainer.detector import Capture, LiveTensors, ReadBack
 from plait_trainer.live import TensorView
 from plait_trainer.memory import lies_within, memory_of, overlap, same_view
-from plait_trainer.partial_weights import LiveWeights, SomeWeights
+from plait_trainer.partial_weights import LiveWeights, SomeWeights, in_parts
 from plait_trainer.shards import local_part
 from plait_trainer.share import Share
 
@@ -192,16 +192,20 @@ def _read_back(state: _State, lost: set[str]) -> Deltas:
     """
     if not lost:
         return {}
-    names = ", ".join(sorted(lost)[:8])
+    told = ", ".join(sorted(lost)[:8])
     if state.read_back is None:
-        raise PublishError(f"{names}: written to beside the copy from their masters")
-    logger.warning("%s: written to beside the copy from their masters; reading them back", names)
-    kept = state.read_back(lost)
+        raise PublishError(f"{told}: written to beside the copy from their masters")
+    logger.warning("%s: written to beside the copy from their masters; reading them back", told)
+    changes: list[TensorChange] = []
+    for names in in_parts(state.share.layout, [n for n in state.copied if n in lost]):
+        kept = state.read_back(names)
 
-    def read(spec: TensorSpec, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        return kept.bits(spec.name)[start:stop], state.live[spec.name].bits(start, stop)
+        def read(
+            spec: TensorSpec, start: int, stop: int, kept: Weights = kept
+        ) -> tuple[NDArray[Any], NDArray[Any]]:
+            return kept.bits(spec.name)[start:stop], state.live[spec.name].bits(start, stop)
 
-    changes = compare_share(state.share, read, names=lost)
+        changes += compare_share(state.share, read, names=names)
     _require_proven(changes, state.kept, "what was read back")
     return deltas_of(state.share, changes)
 

@@ -72,8 +72,11 @@ class Options:
 
 def why_unbounded(options: Options) -> str | None:
     """Why nothing bounds the error under these options, in words; None: something does."""
-    if not math.isfinite(options.learning_rate * options.weight_decay):
-        return f"its learning rate is {options.learning_rate}"
+    if not (options.learning_rate >= 0 and math.isfinite(options.decay)):
+        return (
+            f"its learning rate is {options.learning_rate} and its weight decay "
+            f"{options.weight_decay}"
+        )
     if not (0 <= options.beta1 < 1 and 0 < options.beta2 < 1):
         return f"its betas are {options.beta1:g} and {options.beta2:g}"
     if _decay_of_moments(options) >= 1:

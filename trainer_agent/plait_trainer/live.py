@@ -141,10 +141,16 @@ def layout_of(tensors: Iterable[LiveTensor]) -> Layout:
 
 
 def run_of(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Elements [start, stop) in row-major order; copies at most the rows that hold them."""
+    """Elements [start, stop) in row-major order, 1-d. Where it copies, it copies at most the rows
+    that hold them, or the rows of a row that is longer than they are."""
     if tensor.is_contiguous():
         return tensor.view(-1)[start:stop]
     row = tensor.numel() // tensor.shape[0]
-    first = start // row
-    rows = tensor[first : -(-stop // row)].reshape(-1)
+    first, last = start // row, -(-stop // row)
+    if last - first == 1:
+        return run_of(tensor[first], start - first * row, stop - first * row)
+    if last - first == 2 and row > stop - start:
+        border = (first + 1) * row
+        return torch.cat([run_of(tensor, start, border), run_of(tensor, border, stop)])
+    rows = tensor[first:last].reshape(-1)
     return rows[start - first * row : stop - first * row]

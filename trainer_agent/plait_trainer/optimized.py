@@ -25,13 +25,11 @@ class Place:
 
     Attributes:
         parameter: as the optimizer has it, possibly a distributed tensor.
-        group: its group's number.
         view: the published tensor itself, in the parameter's memory, float32.
         dtype: published.
     """
 
     parameter: torch.Tensor
-    group: int
     view: torch.Tensor
     dtype: torch.dtype
 
@@ -66,10 +64,10 @@ def find_places(live: LiveTensors, optimizer: torch.optim.Optimizer) -> dict[str
     Left out are those published in a dtype that float32 isn't rounded to, and those whose memory
     belongs to several parameters.
     """
-    parameters: dict[tuple[object, int], list[tuple[int, torch.Tensor]]] = {}
-    for number, group in enumerate(optimizer.param_groups):
+    parameters: dict[tuple[object, int], list[torch.Tensor]] = {}
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
-            parameters.setdefault(memory_of(local_part(parameter)), []).append((number, parameter))
+            parameters.setdefault(memory_of(local_part(parameter)), []).append(parameter)
     places = {}
     for name, tensor in live.items():
         view, dtype = getattr(tensor, "tensor", None), getattr(tensor, "dtype", None)
@@ -79,16 +77,24 @@ def find_places(live: LiveTensors, optimizer: torch.optim.Optimizer) -> dict[str
         if view.dtype != torch.float32 or view.is_neg() or not view.numel():
             continue
         around = [
-            (number, parameter) for number, parameter in parameters.get(memory_of(view), ())
+            parameter for parameter in parameters.get(memory_of(view), ())
             if overlap(view, local_part(parameter))
         ]  # fmt: skip
         if len(around) != 1:
             continue
-        number, parameter = around[0]
-        local = local_part(parameter)
+        local = local_part(around[0])
         if local.dtype == torch.float32 and lies_within(view, local):
-            places[name] = Place(parameter, number, view, dtype)
+            places[name] = Place(around[0], view, dtype)
     return places
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """The number of each parameter's group, by the parameter's id."""
+    return {
+        id(parameter): number
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
 
 
 def optimized_memory(optimizer: torch.optim.Optimizer) -> set[tuple[object, int]]:

@@ -1,13 +1,35 @@
 """Weights that are not held as a whole: some tensors of a layout, or live ones read on demand."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
 from plait.layout import Layout
 from plait_trainer.live import LiveTensor
+
+# Read back at once: a tensor at least.
+_PART_BYTES: Final = 1 << 28
+
+
+def in_parts(layout: Layout, names: Collection[str]) -> Iterator[list[str]]:
+    """The names, in an order, by parts of a limited size: so many tensors may be held as a whole,
+    however many there are.
+
+    Args:
+        layout: of whole tensors, whose sizes count.
+    """
+    part: list[str] = []
+    size = 0
+    for name in names:
+        size += layout[name].nbytes
+        if part and size > _PART_BYTES:
+            yield part
+            part, size = [], layout[name].nbytes
+        part.append(name)
+    if part:
+        yield part
 
 
 @dataclass(frozen=True, eq=False)

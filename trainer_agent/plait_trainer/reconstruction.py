@@ -8,19 +8,22 @@ and limits: docs/reconstruction.md.
 """
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.hooks import RemovableHandle
 
-from plait.codec.algebra import FrameDelta, add
-from plait.errors import FingerprintMismatch, PublishError
+from plait.codec.algebra import FrameDelta, add, negate
+from plait.errors import FingerprintMismatch, PublishError, UsageError
 from plait.fingerprint import ZERO, Fingerprint
 from plait.weights import Weights
-from plait_trainer.deltas import apply_deltas
+from plait_trainer.comparing import TensorChange
+from plait_trainer.deltas import add_up, apply_deltas
 from plait_trainer.detector import Capture, LiveTensors, ReadBack
 from plait_trainer.earlier_weights import Runs
 from plait_trainer.optimized import (
@@ -31,7 +34,7 @@ from plait_trainer.optimized import (
     steps_taken,
     unwrapped_optimizer,
 )
-from plait_trainer.partial_weights import LiveWeights, SomeWeights
+from plait_trainer.partial_weights import LiveWeights, SomeWeights, in_parts
 from plait_trainer.share import Share
 from plait_trainer.tracked import Observed, Pass, Tracked
 from plait_trainer.watch import ReconstructionReport, Watch
@@ -53,9 +56,14 @@ class ReconstructionDetector:
 
     Attributes:
         report: counters.
+
+    Raises:
+        UsageError: a bound that is negative, or not finite.
     """
 
     def __init__(self, *, learning_rate_bound: float | None = None, threads: int = 1) -> None:
+        if not 0 <= (learning_rate_bound or 0.0) < math.inf:
+            raise UsageError(f"a learning rate bound of {learning_rate_bound}; expected 0 or more")
         self.report = ReconstructionReport()
         self._bound = learning_rate_bound or 0.0
         self._threads = threads
@@ -128,6 +136,8 @@ class ReconstructionDetector:
         if lost := [t for t in tracked if t.at.lost is not None]:
             self._read_back(watch, lost)
         self._count()
+        for t in tracked:
+            t.captured = t.at
         total: dict[int, FrameDelta] = {}
         for t in tracked:
             for number, delta in t.at.deltas.items():
@@ -138,10 +148,17 @@ class ReconstructionDetector:
     def keep(self, capture: Capture) -> None:  # noqa: ARG002 (the capture left here what it needs)
         share = self._watching().share
         for t in self._watching().tracked.values():
+            if (held := t.captured) is None:
+                continue
             if t.copy is not None:
-                weights = SomeWeights(share.local, {t.name: t.copy})
-                apply_deltas(share, weights, t.at.deltas)
-            t.kept, t.at = t.at.fingerprint, replace(t.at, deltas={})
+                apply_deltas(share, SomeWeights(share.local, {t.name: t.copy}), held.deltas)
+            since = t.at.deltas
+            if since is held.deltas:
+                since = {}
+            else:  # a step that began since the capture has been observed: its changes stay
+                taken = {number: negate(delta) for number, delta in held.deltas.items()}
+                since = add_up(since, taken)
+            t.kept, t.at, t.captured = held.fingerprint, replace(t.at, deltas=since), None
             t.surprises, t.surprised = t.surprises + 1 if t.surprised else 0, False
 
     def close(self) -> None:
@@ -165,29 +182,16 @@ class ReconstructionDetector:
                 remedy="attach again; a Publisher reads them back from the registry",
             )
         logger.warning("reading %d tensors back, of %d: %s", len(lost), len(watch.tracked), told)
-        kept = self._recall([t.name for t in lost])
-        counts = steps_taken(watch.optimizer, (t.place for t in lost))
-        passes = {}
-        for t in lost:
-            own = Pass(watch.live[t.name], kept.bits(t.name))
-            again = t.place is None or t.surprises or not t.place.stands
-            passes[t.name] = own if again else watch.with_log(t, own, counts)
-        changes = watch.compare(passes)
-        odd = [c.name for c in changes if c.now - c.increment != watch.tracked[c.name].kept]
-        if odd:
-            raise FingerprintMismatch(
-                f"what was read back of {', '.join(odd[:8])} isn't the state that was published",
-                remedy="attach again: what the weights are then is looked up by their content",
-            )
-        for change in changes:
-            t, done = watch.tracked[change.name], passes[change.name]
-            if done.writer is None:
-                # A second surprise in a row, or nothing to recover from: reading back each time
-                # would cost more than a copy.
-                t.place, t.copy = None, np.array(kept.bits(t.name))
+        compared: list[tuple[TensorChange, Pass, NDArray[Any] | None]] = []
+        for names in in_parts(watch.share.layout, [t.name for t in lost]):
+            compared += _compared(watch, names, self._recall(names))
+        for change, done, copy in compared:
+            t = watch.tracked[change.name]
+            if copy is not None:
+                t.place, t.copy = None, copy
             watch.start_from(t, change, done)
             t.surprised = True
-        self.report.read_back += len(changes)
+        self.report.read_back += len(compared)
 
     def _watching(self) -> Watch:
         if self._watch is None:
@@ -213,6 +217,37 @@ class ReconstructionDetector:
             recovered, self.report.log_bytes, len(copied), self.report.copied_bytes,
             ", ".join(copied[:8]) or "none", len(tracked) - recovered - len(copied),
         )  # fmt: skip
+
+
+def _compared(
+    watch: Watch, names: Sequence[str], kept: Weights
+) -> Iterator[tuple[TensorChange, Pass, NDArray[Any] | None]]:
+    """What changed in some tensors since the kept state, and the pass that found it: with a log;
+    or, for those that aren't recovered from now on, with a copy of the kept state.
+
+    Raises:
+        FingerprintMismatch: `kept` isn't that state.
+    """
+    tracked = [watch.tracked[name] for name in names]
+    counts = steps_taken(watch.optimizer, (t.place for t in tracked))
+    passes = {}
+    for t in tracked:
+        own = Pass(watch.live[t.name], kept.bits(t.name))
+        # After a second surprise in a row, reading back each time would cost more than a copy.
+        again = t.place is None or t.surprises or not t.place.stands
+        passes[t.name] = own if again else watch.with_log(t, own, counts)
+    changes = watch.compare(passes)
+    odd = [c.name for c in changes if c.now - c.increment != watch.tracked[c.name].kept]
+    if odd:
+        raise FingerprintMismatch(
+            f"what was read back of {', '.join(odd[:8])} isn't the state that was published",
+            remedy="attach again: what the weights are then is looked up by their content",
+        )
+    for change in changes:
+        done = passes[change.name]
+        copy = np.array(kept.bits(change.name)) if done.writer is None else None
+        done.old = None  # what was read back isn't held any longer
+        yield change, done, copy
 
 
 def _tracked(

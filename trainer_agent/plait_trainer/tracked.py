@@ -77,6 +77,7 @@ class Tracked:
         kept: its fingerprint in the kept state.
         surprises: publishes in a row for which it had to be read back.
         surprised: for the present one, too.
+        captured: as the last capture left it, until that is kept.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Tracked:
     at: Observed
     surprises: int = 0
     surprised: bool = False
+    captured: Observed | None = None
 
 
 class Room(threading.local):
@@ -98,7 +100,7 @@ class Room(threading.local):
         """float32 [3, items worked on at once]."""
         if device not in self._held:
             items = _CPU_ITEMS if device.type == "cpu" else _DEVICE_ITEMS
-            self._held[device] = torch.empty((3, items), device=device)
+            self._held[device] = torch.empty((3, items), dtype=torch.float32, device=device)
         return self._held[device]
 
 

@@ -18,7 +18,7 @@ from plait_trainer.comparing import TensorChange, compare_share, deltas_of
 from plait_trainer.deltas import Deltas, add_up
 from plait_trainer.detector import LiveTensors
 from plait_trainer.inversion import Inversion, Options, error_offset, why_unbounded
-from plait_trainer.optimized import find_places, steps_taken
+from plait_trainer.optimized import Place, find_places, groups_of, steps_taken
 from plait_trainer.share import Share
 from plait_trainer.tracked import Begun, Observed, Pass, Room, Tracked
 
@@ -64,7 +64,8 @@ class Watch:
         bounds: learning rates that the log is made for where a step outran its bound, by group.
         excess: factor by which updates exceed what the group's gradients lead to, where they do:
             moments that were loaded, or made under other betas.
-        parameters: how many the optimizer had when it was last looked at.
+        groups: the number of each parameter's group as of now, by the parameter's id.
+        known: the ids of the parameters among which tensors were last looked for.
         stepped: a step has begun since the last observation.
     """
 
@@ -77,12 +78,14 @@ class Watch:
     threads: int
     bounds: dict[int, float] = field(default_factory=dict)
     excess: dict[int, float] = field(default_factory=dict)
-    parameters: int = 0
+    groups: dict[int, int] = field(default_factory=dict)
+    known: frozenset[int] = frozenset()
     stepped: bool = False
     _room: Room = field(default_factory=Room)
 
     def __post_init__(self) -> None:
-        self.parameters = parameters_of(self.optimizer)
+        self.groups = groups_of(self.optimizer)
+        self.known = frozenset(self.groups)
 
     def before_step(self, *_: object) -> None:
         """While the weights and the state of the step before still stand.
@@ -92,7 +95,7 @@ class Watch:
         if self.stepped:
             self.observe([t for t in self.tracked.values() if t.place is not None])
             self.stepped = False
-        self._adopt()
+        self._follow_parameters()
         recovered = [t for t in self.tracked.values() if t.place is not None and t.at.lost is None]
         counts = steps_taken(self.optimizer, (t.place for t in recovered))
         options = [Options.of(group) for group in self.optimizer.param_groups]
@@ -100,14 +103,14 @@ class Watch:
         short: dict[str, Pass] = {}
         for t in recovered:
             assert t.place is not None
-            own, before = options[t.place.group], counts[id(t.place.parameter)]
-            problem = problems[t.place.group]
+            group = self.groups[id(t.place.parameter)]
+            own, before, problem = options[group], counts[id(t.place.parameter)], problems[group]
             if problem is None and before is not None:
-                excess = self.excess.get(t.place.group, 1.0)
+                excess = self.excess.get(group, 1.0)
                 needed = error_offset(own, before + 1, excess=excess)
                 if needed > t.at.offset:
                     # Room to go on: a warm-up would outrun each bound by a little.
-                    self.bounds[t.place.group] = 2 * own.learning_rate
+                    self.bounds[group] = 2 * own.learning_rate
                     short[t.name] = self.with_log(t, Pass(self.live[t.name]), counts)
             t.at = replace(t.at, begun=Begun(own, before, problem))
         self._log_again(short)
@@ -126,9 +129,14 @@ class Watch:
             t.at = replace(t.at, log=each.writer.log(), offset=each.writer.offset)
         self.report.logged_again += len(passes)
 
-    def _adopt(self) -> None:
-        """Tensors that stood still and have joined the optimizer since are recovered from now."""
-        if (count := parameters_of(self.optimizer)) == self.parameters:
+    def _follow_parameters(self) -> None:
+        """Tensors whose parameters have left the optimizer stand still from now; those that stood
+        still and have joined it are recovered."""
+        self.groups = groups_of(self.optimizer)
+        for t in self.tracked.values():
+            if t.place is not None and self._group_of(t.place) is None:
+                t.place = None
+        if self.groups.keys() == self.known:
             return
         found = find_places(self.live, self.optimizer)
         joined = [t for t in self.tracked.values() if t.name in found and t.copy is None]
@@ -139,12 +147,17 @@ class Watch:
         passes = {t.name: self.with_log(t, Pass(self.live[t.name]), counts) for t in joined}
         for change in self.compare(passes):
             self._settle(self.tracked[change.name], passes[change.name], change)
-        self.parameters = count
+        self.known = frozenset(self.groups)
+
+    def _group_of(self, place: Place) -> int | None:
+        """The number of its parameter's group; None: the parameter has left the optimizer."""
+        return self.groups.get(id(place.parameter))
 
     # Passes -------------------------------------------------------------------------------------
 
     def observe(self, tracked: Iterable[Tracked]) -> None:
         """What changed in these tensors since they were last looked at."""
+        self.groups = groups_of(self.optimizer)
         chosen = [t for t in tracked if t.at.lost is None]
         counts = steps_taken(self.optimizer, (t.place for t in chosen))
         passes = {t.name: self._pass_over(t, counts) for t in chosen}
@@ -174,24 +187,24 @@ class Watch:
             if isinstance(moments, str):
                 own.problem = moments
                 return own
-            own.moments, own.log = moments, t.at.log
-            excess = self.excess.get(place.group, 1.0)
+            own.place, own.moments, own.log = place, moments, t.at.log
+            excess = self._excess_of(place)
             own.inversion = Inversion.of(begun.options, after, excess=excess)
             self.with_log(t, own, counts)
         return own
 
     def with_log(self, t: Tracked, own: Pass, counts: dict[int, int | None]) -> Pass:
-        """The pass, writing a log for the next step if the tensor is recovered."""
-        if t.place is None:
+        """The pass, writing a log for the next step if there can be one that is recovered from."""
+        if t.place is None or (number := self._group_of(t.place)) is None:
             return own
-        group = self.optimizer.param_groups[t.place.group]
+        group = self.optimizer.param_groups[number]
         options = Options.of(group)
-        outrun = self.bounds.get(t.place.group, 0.0)
+        outrun = self.bounds.get(number, 0.0)
         scheduled = float(group.get("initial_lr", 0.0))
         bound = max(options.learning_rate, scheduled, self.bound, outrun)
         wide = replace(options, learning_rate=bound)
         step = (counts[id(t.place.parameter)] or 0) + 1
-        excess = self.excess.get(t.place.group, 1.0)
+        excess = self._excess_of(t.place)
         # Under options without a bound a step can't be taken back, whatever the log holds.
         offset = 0.0 if why_unbounded(options) else error_offset(wide, step, excess=excess)
         own.place, own.writer = t.place, LogWriter(self.share.local[t.name].items, offset)
@@ -216,8 +229,7 @@ class Watch:
             t.at = replace(t.at, lost=done.problem or why, begun=None)
             if t.place is not None and 0 < done.excess <= _EXCESS_MOST:
                 # The next steps' moments aren't the gradients' own either: twice the room.
-                known = self.excess.get(t.place.group, 1.0)
-                self.excess[t.place.group] = max(known, 2 * done.excess)
+                self._expect_excess(t.place, 2 * done.excess)
             return
         found = deltas_of(self.share, [change])
         log, offset = t.at.log, t.at.offset
@@ -226,6 +238,14 @@ class Watch:
         self.report.recovered += done.inversion is not None
         deltas = found if t.copy is not None else add_up(t.at.deltas, found)
         t.at = Observed(change.now, deltas, log, offset)
+
+    def _excess_of(self, place: Place) -> float:
+        group = self._group_of(place)
+        return 1.0 if group is None else self.excess.get(group, 1.0)
+
+    def _expect_excess(self, place: Place, excess: float) -> None:
+        if (group := self._group_of(place)) is not None:
+            self.excess[group] = max(self.excess.get(group, 1.0), excess)
 
     def start_from(self, t: Tracked, change: TensorChange, done: Pass) -> None:
         """A pass that compared with the kept state itself."""
@@ -255,8 +275,3 @@ class Watch:
         found = find_places(self.live, self.optimizer)
         for t in others:
             t.place = found.get(t.name)
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> int:
-    """How many parameters an optimizer has."""
-    return sum(len(group["params"]) for group in optimizer.param_groups)
