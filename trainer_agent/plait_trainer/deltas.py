@@ -1,7 +1,6 @@
 """Deltas of whole captures: frame deltas by their number in the cut, added up."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from plait.codec.frames import EncodedFrame, encode_delta, encode_dense
 from plait.cut import Cut
 from plait.layout import Layout
 from plait.manifest import Statistics
-from plait.weights import Piece, Weights, fingerprint_items, gather
+from plait.weights import Piece, Weights
 from plait_trainer.share import Share
 
 Deltas = Mapping[int, FrameDelta]
@@ -56,12 +55,8 @@ def encode_whole(share: Share, weights: Weights) -> Iterator[EncodedFrame]:
         weights: of the share's local layout.
     """
     for number, local in zip(share.numbers, share.local_frames, strict=True):
-        encoded = encode_dense(number, local, weights)
-        if not share.is_whole:
-            items = gather(local, weights)
-            increment = fingerprint_items(share.cut.cut.frames[number], items)
-            encoded = replace(encoded, increment=increment)
-        yield encoded
+        placed = None if share.is_whole else share.cut.cut.frames[number]
+        yield encode_dense(number, local, weights, placed=placed)
 
 
 def statistics_of(layout: Layout, deltas: Deltas | None, chunk_bytes: int) -> Statistics:

@@ -158,14 +158,19 @@ def decode_deltas(
     return workers.map(lambda pair: decode_delta(*pair), pairs)
 
 
-def encode_dense(number: int, frame: FrameSpec, weights: Weights) -> EncodedFrame:
+def encode_dense(
+    number: int, frame: FrameSpec, weights: Weights, *, placed: FrameSpec | None = None
+) -> EncodedFrame:
     """An anchor's frame: all bits of its items; the increment is their fingerprint.
 
+    Args:
+        placed: the same items, in the same order, at the words that they are fingerprinted at,
+            where the weights are of a layout of their own.
     Raises:
         LimitExceeded: the cut's frame is too large to be coded `dense`.
     """
     _check_dense(frame)
-    parts, increment = _read_dense(frame, weights)
+    parts, increment = _read_dense(frame, weights, placed)
     planes = _pack(_byte_planes(parts, rotate=True))
     return EncodedFrame(number, "dense", frame.items, planes, increment)
 
@@ -194,15 +199,17 @@ def decode_dense(encoded: EncodedFrame, frame: FrameSpec) -> NDArray[Any]:
     return items
 
 
-def _read_dense(frame: FrameSpec, weights: Weights) -> tuple[list[NDArray[Any]], Fingerprint]:
+def _read_dense(
+    frame: FrameSpec, weights: Weights, placed: FrameSpec | None
+) -> tuple[list[NDArray[Any]], Fingerprint]:
     """The frame's items in contiguous parts, where they lie if they do, and their fingerprint."""
-    placed = pieces(frame, weights.layout)
-    if any(piece.run < piece.items for piece in placed):
+    held = pieces(frame, weights.layout)
+    if placed is not None or any(piece.run < piece.items for piece in held):
         items = gather(frame, weights)
-        return [items], fingerprint_items(frame, items)
-    parts = [piece.view(readable_bits(weights, piece.tensor)) for piece in placed]
+        return [items], fingerprint_items(placed or frame, items)
+    parts = [piece.view(readable_bits(weights, piece.tensor)) for piece in held]
     increments = (
-        fingerprint_run(part, piece.first_word) for piece, part in zip(placed, parts, strict=True)
+        fingerprint_run(part, piece.first_word) for piece, part in zip(held, parts, strict=True)
     )
     return parts, sum(increments, ZERO)
 
