@@ -18,6 +18,7 @@ from plait.tensors.bits import INTEGERS
 from plait_trainer import huggingface
 from plait_trainer.dtypes import DtypeRule
 from plait_trainer.live import LiveTensor, ShardView
+from plait_trainer.shards import is_distributed
 from plait_trainer.ties import without_aliases
 
 State: TypeAlias = Mapping[str, torch.Tensor]
@@ -204,6 +205,11 @@ def _require_names(converter: Converter, weights: State) -> None:
 
 
 def _require_fits(block: Block, tensor: torch.Tensor) -> None:
+    if is_distributed(block.tensor):
+        raise PublishError(
+            f"{block.name!r} is loaded into a distributed tensor, of which no block is a view",
+            remedy="load the checkpoint before the model is sharded",
+        )
     if tuple(tensor.shape) != block.shape:
         raise LayoutChanged(
             f"{block.name!r} has the shape {list(tensor.shape)}; expected {list(block.shape)}"

@@ -4,13 +4,16 @@ Whatever placements a DTensor has (FSDP2's, tensor parallel, both; hybrid with r
 tensor is a hyper-rectangle of the whole one, at offsets that torch computes. Nothing is gathered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
 
 from plait.errors import PublishError
+from plait_trainer.huggingface import View
 from plait_trainer.live import ShardView
 from plait_trainer.shards import local_part
 
@@ -39,6 +42,39 @@ def shard_view(name: str, tensor: DTensor, dtype: torch.dtype) -> ShardView:
     offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
     _require_consecutive(name, tensor, offsets, sizes)
     return ShardView(name, local, dtype, shape, offsets, sizes)
+
+
+def written_views(
+    tensor: DTensor, written: Mapping[str, tuple[torch.dtype, View]]
+) -> Iterator[ShardView]:
+    """What is written of a distributed tensor: experts, where it is a stack of them.
+
+    A process that holds all elements of a view holds all of it; one that holds none, nothing.
+
+    Args:
+        written: published name → (published dtype, view).
+    Raises:
+        LayoutInvalid, PublishError: as for `shard_view`; or a view lies on several processes.
+    """
+    # Found once: there may be hundreds of views.
+    stack = shard_view(next(iter(written)), tensor, tensor.dtype)
+    is_of_rows = stack.sizes[1:] == stack.shape[1:]
+    start = stack.offsets[0] * prod(stack.shape[1:]) if stack.shape else 0
+    stop = start + stack.tensor.numel()
+    for name, (dtype, view) in written.items():
+        nowhere = (0,) * len(view.shape)
+        if is_of_rows and start <= view.offset and view.end <= stop:
+            held = replace(view, offset=view.offset - start).of(stack.tensor)
+            yield ShardView(name, held, dtype, view.shape, nowhere, view.shape)
+        elif is_of_rows and (stop <= view.offset or view.end <= start):
+            none = stack.tensor.new_empty(nowhere)
+            yield ShardView(name, none, dtype, view.shape, nowhere, nowhere)
+        else:
+            raise PublishError(
+                f"{name!r} is written as a part of a parameter that is placed "
+                f"{tensor.placements}, which cuts it",
+                remedy="shard stacked experts along their first dimension only",
+            )
 
 
 def _require_consecutive(

@@ -25,6 +25,14 @@ class View:
     strides: tuple[int, ...]
     offset: int
 
+    @property
+    def end(self) -> int:
+        """One behind the last of the elements that it reaches; its offset where it has none."""
+        if 0 in self.shape:
+            return self.offset
+        sides = zip(self.strides, self.shape, strict=True)
+        return self.offset + 1 + sum(stride * (side - 1) for stride, side in sides)
+
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The view itself; a parameter that isn't contiguous is copied first."""
         base = tensor.detach().contiguous()
@@ -117,8 +125,7 @@ def _view_of(name: str, numbers: torch.Tensor) -> View:
         second[axis] = 1
         strides.append(int(numbers[tuple(second)]) - first if side > 1 else 1)
     view = View(tuple(numbers.shape), tuple(strides), first)
-    end = 1 + first + sum(s * (n - 1) for s, n in zip(strides, view.shape, strict=True))
-    if min(strides, default=0) < 0 or not torch.equal(numbers, view.of(torch.arange(end))):
+    if min(strides, default=0) < 0 or not torch.equal(numbers, view.of(torch.arange(view.end))):
         raise _not_a_view(name)
     return view
 

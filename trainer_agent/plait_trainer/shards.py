@@ -4,10 +4,12 @@ Torch's distributed tensors take seconds to import, and are imported where there
 """
 
 import importlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from plait_trainer.huggingface import View
 from plait_trainer.live import LiveTensor, TensorView
 
 
@@ -28,6 +30,25 @@ def view_of(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> LiveTensor:
     dtensors: Any = importlib.import_module("plait_trainer.dtensors")
     view: LiveTensor = dtensors.shard_view(name, tensor, dtype)
     return view
+
+
+def written_views(
+    tensor: torch.Tensor, written: Mapping[str, tuple[torch.dtype, View]]
+) -> Iterator[LiveTensor]:
+    """What is written of a tensor: views of its elements, or the blocks of them held here.
+
+    Args:
+        written: published name → (published dtype, view).
+    Raises:
+        LayoutInvalid: a dtype that no layout can have.
+        PublishError: no values; or it is distributed so that a view lies on several processes.
+    """
+    if not is_distributed(tensor):
+        for name, (dtype, view) in written.items():
+            yield TensorView(name, view.of(tensor), dtype)
+        return
+    dtensors: Any = importlib.import_module("plait_trainer.dtensors")
+    yield from dtensors.written_views(tensor, written)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,12 @@ from typing import TypeAlias
 
 import torch
 
-from plait.errors import PublishError, UsageError
+from plait.errors import UsageError
 from plait_trainer import huggingface
 from plait_trainer.dtypes import DtypeRule
 from plait_trainer.live import LiveTensor, TensorSource
 from plait_trainer.naming import canonical_names
-from plait_trainer.shards import is_distributed, view_of
+from plait_trainer.shards import view_of, written_views
 from plait_trainer.ties import without_aliases
 
 State: TypeAlias = Mapping[str, torch.Tensor]
@@ -70,7 +70,7 @@ class ModuleSource:
         inner = unwrapped(self._module)
         own = _state_of(self._module)
         origins = canonical_names({name: name for name in own})
-        state = without_aliases(
+        state: State = without_aliases(
             {
                 name: own[origin] for name, origin in origins.items()
                 if not huggingface.not_written(inner, name)
@@ -78,31 +78,28 @@ class ModuleSource:
             {**huggingface.declared_ties(inner), **self._ties},
         )  # fmt: skip
         buffers = {name for name, _ in self._module.named_buffers(remove_duplicate=False)}
-        for name, (origin, tensor) in self._written(inner, state).items():
-            kept = origins.get(origin) in buffers or huggingface.keeps_fp32(inner, origin)
-            yield view_of(name, tensor, self._dtypes.published(name, tensor, kept=kept))
-
-    def _written(self, inner: torch.nn.Module, state: State) -> dict[str, tuple[str, torch.Tensor]]:
-        """Checkpoint name → (module name, tensor)."""
         if self._convert is not None:
-            return {name: (name, tensor) for name, tensor in self._convert(state).items()}
-        if not huggingface.is_transformers_model(inner):
-            return {name: (name, tensor) for name, tensor in state.items()}
+            state = self._convert(state)
+        stacks: dict[str, dict[str, tuple[torch.dtype, huggingface.View]]] = {}
+        for name, (origin, view) in self._written(inner, state).items():
+            kept = origins.get(origin) in buffers or huggingface.keeps_fp32(inner, origin)
+            dtype = self._dtypes.published(name, state[origin], kept=kept)
+            if view is None:
+                yield view_of(name, state[origin], dtype)
+            else:
+                stacks.setdefault(origin, {})[name] = dtype, view
+        for origin, views in stacks.items():
+            yield from written_views(state[origin], views)
+
+    def _written(self, inner: torch.nn.Module, state: State) -> Written:
+        """Checkpoint name → (name in the state, view of it; None: the tensor itself)."""
+        if self._convert is not None or not huggingface.is_transformers_model(inner):
+            return {name: (name, None) for name in state}
         signature = tuple((name, tensor.shape) for name, tensor in state.items())
         if signature != self._signature:
             self._views = self._conversion.of(state)
             self._signature = signature
-        for origin, view in self._views.values():
-            if view is not None and is_distributed(state[origin]):
-                raise PublishError(
-                    f"parameter {origin!r} is distributed, and saved as several tensors",
-                    remedy="pass names=, a function from the module's state dict to the "
-                    "checkpoint's, whose values are DTensors",
-                )
-        return {
-            name: (origin, state[origin] if view is None else view.of(state[origin]))
-            for name, (origin, view) in self._views.items()
-        }
+        return self._views
 
 
 def source_of(

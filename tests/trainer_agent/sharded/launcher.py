@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 
 from plait.errors import PlaitError
+from tests.trainer_agent.sharded.mixtures import mixture_steps
 from tests.trainer_agent.sharded.scenarios import SCENARIOS, Process
 
 # The exit code of a process that ended with a typed error.
@@ -53,7 +54,8 @@ def live(rank: int, job: dict[str, Any], logs: Path) -> int:
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
     process = Process(rank, size, Path(job["folder"]))
     try:
-        SCENARIOS[job["scenario"]](process, **job["arguments"])
+        scenarios = {**SCENARIOS, "mixture_steps": mixture_steps}
+        scenarios[job["scenario"]](process, **job["arguments"])
     except PlaitError as error:
         traceback.print_exc()
         process.said |= {"error": error.code, "message": str(error)}

@@ -1,6 +1,6 @@
 """The block that a process holds of a DTensor is where torch has put it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -12,12 +12,11 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from plait.errors import PublishError
-from plait_trainer.dtypes import DtypeRule
-from plait_trainer.live import ShardView
-from plait_trainer.shards import is_distributed, local_part, view_of
-from plait_trainer.sources import ModuleSource
+from plait_trainer.converter import Block, load
+from plait_trainer.huggingface import View
+from plait_trainer.live import LiveTensor, ShardView, block_of
+from plait_trainer.shards import is_distributed, local_part, view_of, written_views
 from plait_trainer.ties import without_aliases
-from tests.trainer_agent.test_published_tensors import transformers_model
 
 Placements = tuple[Placement, ...]
 
@@ -133,15 +132,58 @@ def test_a_plain_tensor_is_all_there_is() -> None:
     assert local_part(plain).data_ptr() == plain.data_ptr()
 
 
-def test_stacked_experts_that_are_distributed_are_refused_in_words() -> None:
-    model = transformers_model("experts", tied=True)
-    source = ModuleSource(model, DtypeRule(None))
-    assert any("experts.0." in tensor.spec.name for tensor in source.tensors())
+# Three experts, of [2, 5] as they are written: the second half of each one's columns, transposed.
+STACK = (3, 5, 4)
+EXPERTS = {f"expert-{number}": View((2, 5), (1, 4), number * 20 + 2) for number in range(3)}
+
+
+def experts_of(mesh: DeviceMesh, placement: Placement) -> list[LiveTensor]:
+    written = {name: (torch.float32, view) for name, view in EXPERTS.items()}
+    return list(written_views(placed(mesh, STACK, (placement,)), written))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_stacked_experts_are_published_by_whoever_holds_them(size: int) -> None:
+    """Over five processes two have none."""
+    numbers = torch.arange(60.0)
+    found: list[str] = []
+    for rank in range(size):
+        with rank_of((size,), rank) as mesh:
+            views = experts_of(mesh, Shard(0))
+        assert [view.spec.name for view in views] == list(EXPERTS)
+        for view in views:
+            assert isinstance(view, ShardView)
+            assert view.spec.shape == (2, 5)
+            assert view.block.is_whole or not view.block.items
+            if view.block.items:
+                assert torch.equal(view.tensor, EXPERTS[view.name].of(numbers))
+                found.append(view.name)
+    assert found == list(EXPERTS)
+
+
+def test_stacked_experts_may_be_held_by_all() -> None:
+    with rank_of((2,), 1) as mesh:
+        assert all(block_of(view).is_whole for view in experts_of(mesh, Replicate()))
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_an_expert_that_lies_on_several_processes_is_refused_in_words(dim: int) -> None:
+    with rank_of((2,), 0) as mesh, pytest.raises(PublishError, match="'expert-0' is written as"):
+        experts_of(mesh, Shard(dim))
+
+
+class OneTensor:
+    """A converter of a model that is a single vector."""
+
+    shapes: Mapping[str, tuple[int, ...]] = {"w": (4,)}
+    ties: Mapping[str, str] = {}
+
+    def blocks(self, state: Mapping[str, torch.Tensor]) -> Iterator[Block]:
+        yield Block.whole("w", state["w"])
+
+
+def test_a_checkpoint_isnt_loaded_into_shards() -> None:
     with rank_of((2,), 0) as mesh:
-        for module in model.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                if parameter.ndim == 3:
-                    shards = placed(mesh, tuple(parameter.shape), (Shard(0),))
-                    setattr(module, name, torch.nn.Parameter(shards))
-        with pytest.raises(PublishError, match="is distributed, and saved as several tensors"):
-            list(source.tensors())
+        own = {"w": placed(mesh, (4,), (Shard(0),))}
+        with pytest.raises(PublishError, match="'w' is loaded into a distributed tensor"):
+            load(OneTensor(), own, {"w": torch.ones(4)})

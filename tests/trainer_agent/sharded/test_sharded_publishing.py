@@ -70,6 +70,32 @@ def test_shards_without_a_copy_of_the_weights_are_the_model_too(
     assert_versions_are_the_model(client, policy, tmp_path, [1, 2, 3, 4])
 
 
+def test_a_mixtures_stacked_experts_are_published_by_whoever_holds_them(
+    shared_registry: RegistryProcess, client: RegistryClient, policy: str, tmp_path: Path
+) -> None:
+    """As transformers writes them, one by one: two on each of two processes, none on the third."""
+    detectors = ("snapshot", "reconstruction")
+    jobs = [
+        Job(
+            "mixture_steps", 3,
+            {"url": shared_registry.url, "policy": f"{policy}-{detector}", "detector": detector},
+        )
+        for detector in detectors
+    ]  # fmt: skip
+    for number, (detector, ranks) in enumerate(
+        zip(detectors, run_jobs(tmp_path, jobs), strict=True)
+    ):
+        succeeded(ranks)
+        for seq in (1, 2, 3):
+            checkout(client, f"{policy}-{detector}@{seq}", tmp_path / f"{detector}-{seq}")
+            found = CheckpointFolder(tmp_path / f"{detector}-{seq}")
+            saved = CheckpointFolder(tmp_path / f"job-{number}" / f"saved-{seq}")
+            assert any(".experts.3." in tensor.name for tensor in saved.layout.tensors)
+            assert found.layout == saved.layout
+            for tensor in saved.layout.tensors:
+                assert found.bits(tensor.name).tobytes() == saved.bits(tensor.name).tobytes()
+
+
 def test_a_run_goes_on_with_any_other_number_of_processes(
     shared_registry: RegistryProcess, client: RegistryClient, policy: str, tmp_path: Path
 ) -> None:
