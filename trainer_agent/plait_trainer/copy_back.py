@@ -19,7 +19,7 @@ from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import TensorSpec
 from plait.weights import Weights
 from plait_trainer.comparing import TensorChange, compare_share, deltas_of
-from plait_trainer.deltas import Deltas, add_up, apply_deltas
+from plait_trainer.deltas import Deltas, add_up, apply_deltas, sum_of
 from plait_trainer.detector import Capture, LiveTensors, ReadBack
 from plait_trainer.live import TensorView
 from plait_trainer.memory import lies_within, memory_of, overlap, same_view
@@ -156,10 +156,8 @@ class CopyBackDetector:
         state.captured = {change.name: change.now for change in found}
         state.captured_own = deltas_of(state.share, own)
         lost = state.lost | {n for n, now in state.copied.items() if now != state.captured[n]}
-        total = add_up(state.captured_own, _read_back(state, lost))
-        for name, changes in state.changes.items():
-            if name not in lost:
-                total = add_up(total, changes)
+        copied = (changes for name, changes in state.changes.items() if name not in lost)
+        total = sum_of((state.captured_own, _read_back(state, lost), *copied))
         return Capture(total, sum(state.captured.values(), ZERO), "full")
 
     def keep(self, capture: Capture) -> None:  # noqa: ARG002 (the capture left here what it needs)

@@ -1,6 +1,7 @@
 """Deltas of whole captures: frame deltas by their number in the cut, added up."""
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +21,30 @@ def add_up(first: Deltas, second: Deltas) -> Deltas:
     """One delta for two in a row, over one cut. Frames that changed back are left out."""
     if not first or not second:
         return first or second
-    total = dict(first)
-    for number, delta in second.items():
-        total[number] = add(total[number], delta) if number in total else delta
+    return sum_of((first, second))
+
+
+def sum_of(parts: Iterable[Deltas]) -> Deltas:
+    """One delta for many over one cut: in a row, or of different tensors. Numbers increase, and
+    frames that changed back are left out."""
+    total: dict[int, FrameDelta] = {}
+    for part in parts:
+        for number, delta in part.items():
+            total[number] = add(total[number], delta) if number in total else delta
     return {number: total[number] for number in sorted(total) if total[number].count}
 
 
 def apply_deltas(share: Share, weights: Weights, deltas: Deltas) -> None:
-    """Adds deltas of a share's frames to weights of its local layout, in place."""
-    for number, local in zip(share.numbers, share.local_frames, strict=True):
-        if number in deltas:
-            apply(local, weights, deltas[number])
+    """Adds deltas of a share's frames to weights of its local layout, in place.
+
+    Raises:
+        PlaitError: as `algebra.apply` does.
+    """
+    # Looked up, not walked through: a share has 10^5 frames, and a delta may be of one tensor.
+    for number in sorted(deltas):
+        place = bisect_left(share.numbers, number)
+        if place < len(share.numbers) and share.numbers[place] == number:
+            apply(share.local_frames[place], weights, deltas[number])
 
 
 def changed_items(piece: Piece, delta: FrameDelta) -> tuple[NDArray[np.int64], slice]:

@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.hooks import RemovableHandle
 
-from plait.codec.algebra import FrameDelta, add, negate
+from plait.codec.algebra import negate
 from plait.errors import FingerprintMismatch, PublishError, UsageError
 from plait.fingerprint import ZERO, Fingerprint
 from plait.weights import Weights
 from plait_trainer.comparing import TensorChange
-from plait_trainer.deltas import add_up, apply_deltas
+from plait_trainer.deltas import add_up, apply_deltas, sum_of
 from plait_trainer.detector import Capture, LiveTensors, ReadBack
 from plait_trainer.earlier_weights import Runs
 from plait_trainer.optimized import (
@@ -138,12 +138,8 @@ class ReconstructionDetector:
         self._count()
         for t in tracked:
             t.captured = t.at
-        total: dict[int, FrameDelta] = {}
-        for t in tracked:
-            for number, delta in t.at.deltas.items():
-                total[number] = add(total[number], delta) if number in total else delta
         fingerprint = sum((t.at.fingerprint for t in tracked), ZERO)
-        return Capture({n: total[n] for n in sorted(total)}, fingerprint, "full")
+        return Capture(sum_of(t.at.deltas for t in tracked), fingerprint, "full")
 
     def keep(self, capture: Capture) -> None:  # noqa: ARG002 (the capture left here what it needs)
         share = self._watching().share
