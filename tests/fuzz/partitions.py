@@ -100,6 +100,8 @@ def _far(source: Source, layout: Layout) -> tuple[FrameSpec, ...]:
 def _shifted(source: Source, document: dict[str, Any]) -> dict[str, Any]:
     """Segments moved, stretched, doubled or dealt to another frame: near what fits."""
     frames = document["frames"]
+    if source.chance(16):
+        document["layout"] = "sha256:" + "0" * 64
     for _ in range(source.below(4) if frames else 0):
         segments = source.pick(frames)[1]
         number = source.below(len(segments))
@@ -127,6 +129,7 @@ def _cut(text: bytes, layout: Layout) -> None:
     except LimitExceeded:
         return
     except PlaitError as error:
+        _pieces_stay_inside(found, layout)
         found, refusal = None, error
     if _runs(text) > _RUNS_MAX:
         return
@@ -142,6 +145,20 @@ def _cut(text: bytes, layout: Layout) -> None:
         _count_words(found, truth, layout)
     else:
         assert found.covers(layout) == reference_documents.covers(truth, layout.serialize())
+
+
+def _pieces_stay_inside(cut: Cut | None, layout: Layout) -> None:
+    """Of a cut that doesn't fit: each frame is refused by itself, or lies in its tensors."""
+    for frame in cut.frames if cut else ():
+        try:
+            found = pieces(frame, layout)
+        except PlaitError:
+            continue
+        assert sum(piece.items for piece in found) == frame.items
+        for piece in found:
+            last = (piece.items // piece.run - 1) * piece.stride + piece.run
+            assert 0 <= piece.start_item <= piece.start_item + last <= piece.tensor.items
+            assert piece.tensor.item_bytes == frame.item_bytes
 
 
 def _runs(text: bytes) -> int:

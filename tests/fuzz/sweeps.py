@@ -13,7 +13,7 @@ from plait.cut import Cut, FrameSpec
 from plait.fingerprint import Fingerprint
 from plait.grain import SlottedCut
 from plait.layout import TensorSpec
-from plait.weights import ArrayWeights, fingerprint_weights
+from plait.weights import ArrayWeights, fingerprint_items, fingerprint_weights, scatter
 from tests.core import reference, reference_documents
 from tests.core.strategies import copy_of
 from tests.fuzz.drawn import fresh_cut, fresh_layout, fresh_states, items_at, words_of_state
@@ -26,7 +26,7 @@ State = NDArray[np.uint16]
 
 
 def sweeps(data: bytes) -> None:
-    """Sweeps along a cut, with a grain or without; then through chunks, there and back."""
+    """Sweeps along a cut, with a grain or without; through chunks, there and back; an anchor."""
     source = Source(data)
     layout = fresh_layout(source)
     slotted = fresh_cut(source, layout)
@@ -41,6 +41,7 @@ def sweeps(data: bytes) -> None:
             assert np.array_equal(delta.differences, differences)
             assert str(delta.increment) == increment
     _there_and_back(slotted, found, old, new)
+    _anchored(slotted.cut, old, new)
 
 
 def dense_changes(
@@ -115,6 +116,25 @@ def _there_and_back(
         assert codec.increment_on(frames[frame.number], live, back) == -frame.increment
         codec.apply(frames[frame.number], live, back)
     assert np.array_equal(words_of_state(live), words_of_state(old)), "not the old bits"
+
+
+def _anchored(cut: Cut, old: ArrayWeights, new: ArrayWeights) -> None:
+    """The same frames coded whole: their items come out as they are, and go where they belong."""
+    live, wanted, after = copy_of(old), words_of_state(old), words_of_state(new)
+    for number, frame in enumerate(cut.frames):
+        encoded = codec.encode_dense(number, frame, new)
+        items = codec.decode_dense(encoded, frame)
+        assert fingerprint_items(frame, items) == encoded.increment
+        scatter(frame, live, items)
+        words = _all_words(frame)
+        assert np.array_equal(
+            items, items_at(after, words[:: len(words) // items.size], items.itemsize)
+        )
+        assert str(encoded.increment) == reference.mixed_words(
+            words.astype(np.uint64), after[words].astype(np.uint64)
+        )
+        wanted[words] = after[words]
+    assert np.array_equal(words_of_state(live), wanted), "an anchor's frames say something else"
 
 
 def _all_words(frame: FrameSpec) -> NDArray[np.int64]:
