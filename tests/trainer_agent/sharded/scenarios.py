@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed import checkpoint
 from torch.distributed.tensor import DTensor
 
 from plait.errors import PlaitError
@@ -18,6 +19,7 @@ from plait_trainer import Capture, Publisher, SnapshotDetector
 from plait_trainer.choice import DetectorName, detector_of
 from plait_trainer.detector import LiveTensors
 from tests.trainer_agent.proxy import Proxy
+from tests.trainer_agent.resumable import HeldClient
 from tests.trainer_agent.sharded.models import KINDS, VOCABULARY, TinyTransformer, gathered
 
 
@@ -105,7 +107,7 @@ def steps(
             process.keep(model, first + number + 1)
         process.said["seqs"] = [future.version.seq for future in futures]
         process.said["state"] = {
-            name: value for name, value in out.state_dict().items() if name != "changes"
+            name: value for name, value in out.state_dict().items() if "changes" not in name
         }
         if process.rank == 0:
             torch.save(out.state_dict(), process.folder / "state.pt")
@@ -340,11 +342,69 @@ def choices(process: Process, url: str, policy: str) -> None:
             process.said["all"] = out.publish().version.seq
 
 
+def saved_in_flight(process: Process, url: str, policy: str, saver: str) -> None:
+    """Publishes the model, changes it, captures it, changes it again, and saves its state while the
+    capture is on its way. Then everything goes its way."""
+    model = process.model("fsdp")
+    with HeldClient(url) as client, Publisher(model, client=client, policy=policy) as out:
+        out.publish().result()
+        client.gate.clear()
+        bump(model)
+        future = out.publish()
+        bump(model)
+        own = f"publisher-{process.rank}"
+        if saver == "dcp":
+            checkpoint.save({own: out}, checkpoint_id=process.folder / "checkpoint")
+        else:
+            torch.save(out.state_dict(), process.folder / own)
+        distributed.barrier()
+        client.gate.set()
+        future.result()
+
+
+def continued(
+    process: Process, url: str, policy: str, saver: str, bumps: int = 2, whose: int | None = None
+) -> None:
+    """Goes on from the state of `saved_in_flight`.
+
+    Args:
+        bumps: changes that the weights have seen.
+        whose: state is loaded; None: each process loads its own.
+    """
+    model = process.model("fsdp", bumps)
+    own = f"publisher-{process.rank if whose is None else whose}"
+    with (
+        RegistryClient(url) as client,
+        Publisher(model, client=client, policy=policy, attach=False) as out,
+    ):
+        if saver == "dcp":
+            checkpoint.load({own: out}, checkpoint_id=process.folder / "checkpoint")
+        else:
+            out.load_state_dict(torch.load(process.folder / own))
+        assert out.version is not None
+        process.said["found"] = out.version.seq
+        version = out.publish().version
+        process.said |= {"seq": version.seq, "parent": version.parent}
+
+
+def with_a_damaged_state(process: Process, url: str, policy: str) -> None:
+    """Rank 1's state is damaged; then it isn't."""
+    model = process.model("fsdp")
+    with RegistryClient(url) as client, Publisher(model, client=client, policy=policy) as out:
+        out.publish().result()
+        bump(model)
+        state = out.state_dict()
+        damaged = {**state, "changes": state["changes"][:1]} if process.rank == 1 else state
+        process.refused("damaged", lambda: out.load_state_dict(damaged))
+        out.load_state_dict(state)
+        process.said["seq"] = out.publish().version.seq
+
+
 SCENARIOS: dict[str, Callable[..., None]] = {
     scenario.__name__: scenario
     for scenario in (
         steps, bumps, with_one_upload_failing, with_one_capture_failing, with_an_interrupt,
         with_an_unknown_commit, without_an_answer, behind_a_rollback, apart, from_a_base,
-        external, choices,
+        external, choices, saved_in_flight, continued, with_a_damaged_state,
     )
 }  # fmt: skip
