@@ -397,7 +397,7 @@ def test_weights_that_lie_about_their_bits_are_refused() -> None:
         def bits(self, name: str) -> NDArray[Any]:
             return self.array
 
-    wrong = [
+    wrong: list[NDArray[Any]] = [
         np.zeros(9, np.uint16),
         np.zeros(10, np.int16),
         np.zeros(10, np.uint32),

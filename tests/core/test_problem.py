@@ -1,5 +1,6 @@
 """Errors cross HTTP as problem documents and come out as the same class."""
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from plait.errors import (
 from plait.wire.problem import Problem, error_of, problem_of
 
 
-@pytest.mark.parametrize("cls", sorted(type_registry.values(), key=lambda cls: cls.code))
+@pytest.mark.parametrize("cls", sorted(type_registry.values(), key=attrgetter("code")))
 def test_every_error_survives_its_document(cls: type[PlaitError]) -> None:
     error = cls("what went wrong", remedy="what helps", found=5)
     again = error_of(Problem.model_validate_json(problem_of(error).model_dump_json()))

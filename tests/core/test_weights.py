@@ -1,6 +1,7 @@
 """Weights as bits, whatever arrays they come in."""
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_arrays_of_any_type_of_their_item_size_are_taken_as_bits() -> None:
             TensorSpec("p", "F4", (2, 8)),
         ]
     )
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "c": np.array([1 + 2j, -0.0], np.complex64),
         "f": np.array([[1, 2], [3, 4], [np.nan, -0.0]], np.float32),
         "h": np.array(1.5, np.float16),
