@@ -513,6 +513,8 @@ def test_no_optimizer_is_refused_and_so_is_a_capture_without_attaching() -> None
     pair = SideBySide(tensors, torch.optim.AdamW(tensors.values()))
     with pytest.raises(PublishError, match="there is no optimizer"):
         pair.detector.attach(pair.live(), pair.share)
+    with pytest.raises(PublishError, match="isn't attached"):
+        pair.detector.capture(pair.live())
 
 
 def test_hooks_go_when_it_closes_and_when_it_attaches_again() -> None:

@@ -1,5 +1,6 @@
 """The snapshot detector: every change, every bit, and nothing half done."""
 
+import weakref
 from collections.abc import Mapping
 
 import numpy as np
@@ -214,6 +215,22 @@ def test_blocks_of_rows_and_columns_are_found_with_one_read_of_the_live_weights(
         assert np.array_equal(found.differences, wanted.differences)
     detector.keep(capture)
     assert not detector.capture(live_of(state)).deltas
+
+
+def test_the_earlier_copy_is_let_go_of_before_another_is_made() -> None:
+    state = {"a": torch.zeros(8, dtype=torch.bfloat16)}
+    detector, layout, cut = attached(state)
+    earlier = weakref.ref(detector.captured.bits("a"))
+    held_on = []
+
+    class Watched(TensorView):
+        def bits(self, start: int, stop: int) -> np.ndarray:
+            held_on.append(earlier() is not None)
+            return super().bits(start, stop)
+
+    live = {"a": Watched("a", state["a"], torch.bfloat16)}
+    detector.attach(live, share_of(layout, cut))
+    assert held_on == [False]
 
 
 def test_an_unattached_detector_is_refused() -> None:

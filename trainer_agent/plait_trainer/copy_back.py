@@ -90,7 +90,9 @@ class CopyBackDetector:
 
         Raises:
             UsageError: a master whose elements don't lie as its parameter's do.
+            LayoutChanged: the base has another layout than the share.
         """
+        self._state = None
         if base is not None:
             share.local.require_equal(base.layout, what="the base")
         masters = dict(_masters_of(live, list(self._pairs())))

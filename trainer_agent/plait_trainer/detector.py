@@ -60,7 +60,7 @@ class Detector(Protocol):
     ) -> Fingerprint:
         """Take the present weights as the state that the next capture starts from.
 
-        May be called again, and forgets the earlier state.
+        May be called again, and forgets the earlier state before anything else.
 
         Args:
             live: every tensor of the share's local layout, by name.

@@ -94,7 +94,9 @@ class ReconstructionDetector:
         Raises:
             PublishError: no optimizer, one that isn't torch's AdamW or Adam, or betas under which
                 nothing bounds an update.
+            LayoutChanged: the base has another layout than the share.
         """
+        self.close()
         optimizer = unwrapped_optimizer(optimizer)
         if optimizer is None or (why := refusal(optimizer)):
             why = "there is no optimizer" if optimizer is None else why
@@ -115,7 +117,6 @@ class ReconstructionDetector:
         }
         for change in watch.compare(passes):
             watch.start_from(tracked[change.name], change, passes[change.name])
-        self.close()
         self._watch, self._recall = watch, read_back
         self._hook = optimizer.register_step_pre_hook(watch.before_step)
         self._count()

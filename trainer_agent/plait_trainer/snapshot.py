@@ -4,7 +4,7 @@ It covers every published tensor, so frozen ones, buffers and weights changed by
 like all others. Beyond the copy it holds a block of one tensor at a time, and what changed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -34,9 +34,9 @@ class SnapshotDetector:
     """
 
     threads: int = 1
-    _snapshot: ArrayWeights | None = None
-    _share: Share | None = None
-    _fingerprint: Fingerprint = ZERO
+    _snapshot: ArrayWeights | None = field(default=None, init=False)
+    _share: Share | None = field(default=None, init=False)
+    _fingerprint: Fingerprint = field(default=ZERO, init=False)
 
     @property
     def keeps_copy(self) -> bool:
@@ -51,6 +51,13 @@ class SnapshotDetector:
         optimizer: torch.optim.Optimizer | None = None,  # noqa: ARG002 (others use its state)
         read_back: ReadBack | None = None,  # noqa: ARG002 (what it keeps, it can tell)
     ) -> Fingerprint:
+        """As the port says.
+
+        Raises:
+            LayoutChanged: the base has another layout than the share.
+        """
+        # Two copies are never held.
+        self._snapshot = self._share = None
         if base is not None:
             share.local.require_equal(base.layout, what="the base")
         arrays: dict[str, NDArray[Any]] = {}
