@@ -179,3 +179,13 @@ def test_a_master_that_lies_otherwise_is_refused() -> None:
 def test_an_unattached_detector_is_refused() -> None:
     with pytest.raises(PublishError, match="isn't attached"):
         CopyBackDetector(list).copy()
+
+
+def test_training_goes_on_with_the_copy_alone_once_it_is_closed() -> None:
+    run, detector, _, _ = prepared()
+    detector.close()
+    run.step()
+    detector.copy()
+    assert all(torch.equal(p, master.bfloat16()) for p, master in run.pairs)
+    with pytest.raises(PublishError, match="isn't attached"):
+        detector.capture(live_of(run.model.state_dict()))

@@ -231,6 +231,10 @@ def test_the_earlier_copy_is_let_go_of_before_another_is_made() -> None:
     live = {"a": Watched("a", state["a"], torch.bfloat16)}
     detector.attach(live, share_of(layout, cut))
     assert held_on == [False]
+    last = weakref.ref(detector.captured.bits("a"))
+    detector.close()
+    detector.close()
+    assert last() is None
 
 
 def test_an_unattached_detector_is_refused() -> None:

@@ -72,6 +72,7 @@ class CopyBackDetector:
     def __init__(self, pairs: Callable[[], Pairs]) -> None:
         self._pairs = pairs
         self._state: _State | None = None
+        self._closed = False
 
     @property
     def keeps_copy(self) -> bool:
@@ -92,7 +93,7 @@ class CopyBackDetector:
             UsageError: a master whose elements don't lie as its parameter's do.
             LayoutChanged: the base has another layout than the share.
         """
-        self._state = None
+        self._state, self._closed = None, False
         if base is not None:
             share.local.require_equal(base.layout, what="the base")
         masters = dict(_masters_of(live, list(self._pairs())))
@@ -120,11 +121,15 @@ class CopyBackDetector:
         return sum(kept.values(), ZERO)
 
     def copy(self) -> None:
-        """Round every master into its parameter, and take down what that changes.
+        """Round every master into its parameter, and take down what that changes; once it is
+        closed, training may go on with the copy alone.
 
         Raises:
-            PublishError: not attached. Nothing was copied.
+            PublishError: not attached yet. Nothing was copied.
         """
+        if self._closed:
+            self._round()
+            return
         state = self._attached()
 
         def read(spec: TensorSpec, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -132,9 +137,7 @@ class CopyBackDetector:
             return state.live[spec.name].bits(start, stop), master.bits(start, stop)
 
         changes = compare_share(state.share, read, names=state.masters)
-        with torch.no_grad():
-            for parameter, master in self._pairs():
-                parameter.copy_(master)
+        self._round()
         for change in changes:
             name = change.name
             if change.now - change.increment != state.copied[name]:
@@ -175,7 +178,13 @@ class CopyBackDetector:
         return LiveWeights(state.share.local, state.live)
 
     def close(self) -> None:
-        """Nothing is held but the copies."""
+        """Let go of the copies. Closing twice is allowed."""
+        self._state, self._closed = None, True
+
+    def _round(self) -> None:
+        with torch.no_grad():
+            for parameter, master in self._pairs():
+                parameter.copy_(master)
 
     def _attached(self) -> _State:
         if self._state is None:

@@ -99,5 +99,5 @@ class Detector(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the optimizer. Closing twice is allowed."""
+        """Let go of the optimizer, and of what is kept. Closing twice is allowed."""
         ...

@@ -56,8 +56,7 @@ class SnapshotDetector:
         Raises:
             LayoutChanged: the base has another layout than the share.
         """
-        # Two copies are never held.
-        self._snapshot = self._share = None
+        self.close()  # two copies are never held
         if base is not None:
             share.local.require_equal(base.layout, what="the base")
         arrays: dict[str, NDArray[Any]] = {}
@@ -108,7 +107,8 @@ class SnapshotDetector:
         self._fingerprint = capture.fingerprint
 
     def close(self) -> None:
-        """Nothing is held but the copy."""
+        """Let go of the copy. Closing twice is allowed."""
+        self._snapshot = self._share = None
 
     def _held(self) -> tuple[ArrayWeights, Share]:
         if self._snapshot is None or self._share is None:
