@@ -162,6 +162,30 @@ def test_an_override_keeps_a_router_bias_in_fp32() -> None:
         DtypeRule("bfloat16")
 
 
+@pytest.mark.parametrize("dtype", ["I8", "U8", "BOOL", "I64", "C64"])
+def test_weights_are_never_rounded_to_whole_numbers(dtype: str) -> None:
+    with pytest.raises(UsageError, match=f"rounded to {dtype}"):
+        DtypeRule(dtype)
+    rule = DtypeRule("BF16", {"w": dtype})
+    with pytest.raises(UsageError, match=f"'w' is torch.float32 and can't be rounded to {dtype}"):
+        list(MappingSource({"w": torch.ones(4)}, rule).tensors())
+
+
+def test_whole_numbers_are_never_rounded_at_all() -> None:
+    rule = DtypeRule("BF16", {"n": "BF16", "m": "I64"})
+    with pytest.raises(UsageError, match="'n' is torch.int64 and can't be rounded to BF16"):
+        list(MappingSource({"n": torch.ones(4, dtype=torch.int64)}, rule).tensors())
+    [kept] = MappingSource({"m": torch.ones(4, dtype=torch.int64)}, rule).tensors()
+    assert kept.spec.dtype == "I64"
+
+
+def test_overrides_that_fit_nothing_are_known() -> None:
+    rule = DtypeRule("BF16", {"*.gate.bias": None, "*.gait.bias": None})
+    assert rule.unmatched(["mlp.gate.bias", "mlp.gate.weight"]) == ["*.gait.bias"]
+    with pytest.raises(UsageError, match="dtypes is a list"):
+        DtypeRule("BF16", ["*.bias"])  # type: ignore[arg-type]
+
+
 def test_one_byte_floats_and_integers_are_never_cast_by_default() -> None:
     state = {"w": torch.ones(4).to(torch.float8_e4m3fn), "n": torch.ones(4, dtype=torch.int32)}
     found = {t.spec.name: t.spec.dtype for t in MappingSource(state, DtypeRule()).tensors()}
