@@ -173,7 +173,7 @@ def test_weights_are_never_rounded_to_whole_numbers(dtype: str) -> None:
 
 def test_whole_numbers_are_never_rounded_at_all() -> None:
     rule = DtypeRule("BF16", {"n": "BF16", "m": "I64"})
-    with pytest.raises(UsageError, match="'n' is torch.int64 and can't be rounded to BF16"):
+    with pytest.raises(UsageError, match=r"'n' is torch\.int64 and can't be rounded to BF16"):
         list(MappingSource({"n": torch.ones(4, dtype=torch.int64)}, rule).tensors())
     [kept] = MappingSource({"m": torch.ones(4, dtype=torch.int64)}, rule).tensors()
     assert kept.spec.dtype == "I64"
