@@ -41,12 +41,16 @@ def tiny_model() -> LlamaForCausalLM:
     )  # fmt: skip
 
 
-def trainer_of(folder: Path, callback: PlaitCallback, *, steps: int) -> Trainer:
+def trainer_of(folder: Path, callback: PlaitCallback, *, steps: int, **options: Any) -> Trainer:
     arguments = TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, learning_rate=1e-3,
         save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, logging_strategy="no",
+        **options,
     )  # fmt: skip
-    return Trainer(model=tiny_model(), args=arguments, train_dataset=Lines(), callbacks=[callback])
+    return Trainer(
+        model=tiny_model(), args=arguments, train_dataset=Lines(), eval_dataset=Lines(),
+        callbacks=[callback],
+    )  # fmt: skip
 
 
 def published(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -73,6 +77,21 @@ def test_checkpoints_are_versions_and_a_resumed_run_continues_the_line(
     steps = [version.metadata["step"] for version in client.versions(policy).versions]
     assert steps == [8, 6, 5, 4, 3, 2, 0]
     assert_bits_equal(weights_at(client, policy, "main"), published(resumed.model))
+
+
+def test_the_best_model_that_a_trainer_loads_at_the_end_is_the_last_version(
+    client: RegistryClient, policy: str, tmp_path: Path
+) -> None:
+    trainer = trainer_of(
+        tmp_path / "run", PlaitCallback(policy=policy, client=client), steps=6,
+        load_best_model_at_end=True, eval_strategy="steps", eval_steps=3,
+        metric_for_best_model="eval_loss", greater_is_better=True,  # the loss falls: the first
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.best_global_step == 3
+    steps = [version.metadata["step"] for version in client.versions(policy).versions]
+    assert steps == [3, 6, 5, 4, 3, 2, 1, 0]
+    assert_bits_equal(weights_at(client, policy, "main"), published(trainer.model))
 
 
 def test_config_and_tokenizer_travel_with_the_anchor(

@@ -26,7 +26,8 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
 
     Each checkpoint is therefore a version. What of it isn't committed yet, or never will be,
     travels in the checkpoint, so that a run that resumes from it continues the same line. The
-    line's first version is the model as training begins. Config and tokenizer travel with anchors.
+    line's first version is the model as training begins, its last one the model that training
+    leaves, which may be an earlier, better one. Config and tokenizer travel with anchors.
 
     Args:
         policy: that the versions belong to.
@@ -92,9 +93,19 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
         if path.parent.is_dir():
             torch.save(self.loop.state_dict(), path)
 
-    def on_train_end(self, _args: Any, state: Any, _control: Any, **held: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, _control: Any, **held: Any) -> None:
         loop, self._loop = self.loop, None
-        loop.finish(_facts(state, held))
+        facts = _facts(state, held)
+        try:
+            if args.load_best_model_at_end and state.best_global_step is not None:
+                # The model isn't the last step's any more, unless that was the best.
+                facts["step"] = int(state.best_global_step)
+                if facts["step"] != state.global_step:
+                    loop.publish(facts)
+        except BaseException:
+            loop.close()
+            raise
+        loop.finish(facts)
 
 
 def _state_file(args: Any, state: Any) -> Path:
