@@ -191,8 +191,9 @@ def test_groups_have_options_of_their_own() -> None:
     assert pair.recalled == []
 
 
+@pytest.mark.parametrize("published", ["before the scheduler steps", "after"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_warm_up_from_nothing_is_exact(way: str) -> None:
+def test_a_warm_up_from_nothing_is_exact(way: str, published: str) -> None:
     tensors = parameters()
     optimizer = torch.optim.AdamW(tensors.values(), lr=1e-4, **WAYS[way])
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 8, 1.0))
@@ -201,8 +202,12 @@ def test_a_warm_up_from_nothing_is_exact(way: str) -> None:
     for _ in range(12):
         gradients.give()
         optimizer.step()
-        warm_up.step()  # before the publish, as loops do
-        pair.publish()
+        if published == "after":
+            warm_up.step()  # as loops do: the step was made with the rate before
+            pair.publish()
+        else:
+            pair.publish()
+            warm_up.step()  # to a rate above the one that the log was made at
     assert pair.recalled == []
     assert pair.detector.report.logged_again == 0  # the scheduler's initial_lr is the bound
 
