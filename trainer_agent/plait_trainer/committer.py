@@ -22,7 +22,7 @@ from plait.wire import VersionDocument
 from plait_client.failpoints import failpoint
 from plait_client.registry import RegistryClient
 from plait_client.upload import upload_frames
-from plait_trainer.deltas import Deltas, encode_changes, encode_whole, statistics_of
+from plait_trainer.deltas import Deltas, encode_changes, encode_whole, statistics_of, sum_of
 from plait_trainer.future import PublishMetrics
 from plait_trainer.group import LEADER, Alone, Group, Outcome, lead
 from plait_trainer.leader import Answer, Leader, Part
@@ -31,7 +31,7 @@ from plait_trainer.outbox import Outbox, Publish
 from plait_trainer.patience import Patience
 from plait_trainer.share import Share
 from plait_trainer.standing import Standing
-from plait_trainer.steps import Step, added_up
+from plait_trainer.steps import Step
 
 logger = logging.getLogger("plait.trainer")
 
@@ -128,7 +128,7 @@ class Committer:
     def pending(self) -> Deltas:
         """Changes that were taken, and aren't known to be committed."""
         with self._moving:
-            return added_up(step for step in (self._sent, self._pending) if step)
+            return sum_of(step.deltas for step in (self._sent, self._pending) if step)
 
     @property
     def is_in_doubt(self) -> bool:

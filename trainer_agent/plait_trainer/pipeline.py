@@ -11,7 +11,6 @@ from plait.version_record import check_metadata
 from plait.wire import VersionDocument
 from plait_client.failpoints import failpoint
 from plait_trainer.committer import Committer
-from plait_trainer.deltas import Deltas
 from plait_trainer.detector import Capture
 from plait_trainer.future import PublishFuture, PublishMetrics
 from plait_trainer.group import Outcome
@@ -80,10 +79,6 @@ class Pipeline:
         capture = self._model.capture(begins=False, external=False)
         steps.append(Step(self._captures + 1, capture.deltas))
         return standing.parent, Uncommitted(start, tuple(steps), capture.fingerprint)
-
-    def pending(self) -> Deltas:
-        """Changes from the last committed version to the last capture, once all is settled."""
-        return {} if self.committer is None else self.committer.pending
 
     def drain(self) -> None:
         """Returns once the worker has nothing to do."""

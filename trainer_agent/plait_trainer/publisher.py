@@ -4,7 +4,6 @@
 thread, in order, behind a bounded queue.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -12,36 +11,29 @@ from typing import Any, Final, Self
 
 import torch
 
-from plait.errors import BaseMismatch, PlaitError, PublisherClosed, PublishError, UsageError
+from plait.errors import PlaitError, PublisherClosed, UsageError
 from plait.grain import Grain, kv_heads_of
 from plait.store import Store
 from plait.weights import Weights
 from plait.wire import VersionDocument
 from plait_client.registry import RegistryClient
+from plait_trainer.attachment import Attachment, Settings
 from plait_trainer.choice import DetectorName, detector_of
-from plait_trainer.committer import Committer
 from plait_trainer.detector import Detector
 from plait_trainer.dtypes import DtypeRule
 from plait_trainer.future import PublishFuture
 from plait_trainer.lanes import Choice, Lanes, chosen_group
-from plait_trainer.line import Line
 from plait_trainer.live import TensorSource
 from plait_trainer.outbox import WhenFull
 from plait_trainer.patience import Patience
 from plait_trainer.peers import Peers
 from plait_trainer.pipeline import Pipeline
-from plait_trainer.read_back import read_back
-from plait_trainer.resume import Claim, Origins, compare
 from plait_trainer.sources import Converter, State, source_of
-from plait_trainer.standing import Standing, find_channel, find_standing
-from plait_trainer.state import TrainerState, state_of
-from plait_trainer.steps import Uncommitted
-from plait_trainer.tracking import Proven, TrackedModel
+from plait_trainer.state import state_of
+from plait_trainer.tracking import TrackedModel
 
 # What a process that is leaving waits for others who may not come.
 _LEAVE_SECONDS: Final = 10.0
-
-logger = logging.getLogger("plait.trainer")
 
 
 class Publisher:
@@ -110,11 +102,10 @@ class Publisher:
     ) -> None:
         source = source_of(model, DtypeRule(dtype, dtypes or {}), ties or {}, names)
         cuts = Grain(grain, _kv_heads(model) if kv_heads is None else kv_heads)
-        self._client = client
-        self._policy, self._channel = policy, channel
-        self._new_anchor, self._external = new_anchor, external
-        self._side_files = None if side_files is None else Path(side_files)
-        self._actor, self._store = actor, store
+        self._settings = Settings(
+            policy, channel, new_anchor=new_anchor, external=external,
+            side_files=None if side_files is None else Path(side_files), actor=actor, store=store,
+        )  # fmt: skip
         self._patience = Patience(patience)
 
         def open_lanes() -> Lanes:
@@ -130,10 +121,12 @@ class Publisher:
         self._pipeline = Pipeline(
             self._model, self._peers, queue_size=queue_size, when_full=when_full
         )
+        self._attachment = Attachment(
+            client, self._settings, model=self._model, peers=self._peers,
+            pipeline=self._pipeline, patience=self._patience,
+        )  # fmt: skip
         # One caller at a time: a capture and its place in the queue belong together.
         self._calling = threading.RLock()
-        self._state: TrainerState | None = None
-        self._holds_version = False
         self._closed = False
         if attach:
             try:
@@ -157,9 +150,8 @@ class Publisher:
             RegistryUnavailable: nobody to ask.
         """
         with self._calling:
-            self._drain()
-            self._state = None
-            self._attach(base)
+            self._settle()
+            self._attachment.attach(base)
 
     def rebase(self, to: int | str | None = None, *, base: Weights | None = None) -> None:
         """Continue from a version by name: after a rollback, or when somebody else moved the head.
@@ -175,37 +167,19 @@ class Publisher:
             BaseMismatch: neither the model nor the last committed state is that version.
         """
         with self._calling:
-            self._drain()
-            self._peers.open()
-            if (committer := self._pipeline.committer) is not None:
-                self._peers.keeper.run(committer.find_out)
-            target, standing = self._peers.lead("find the version", lambda: self._beside(to))
-            if base is None and committer is not None and self._stands_on(target):
-                committer.stand(standing)
-                return
-            origins = self._origins(base)
-            found = origins.proven
-            proven = origins.back_at(target.fingerprint)
-            if proven is None or found.division.layout.digest != target.layout_digest:
-                raise BaseMismatch(
-                    f"the weights at hand (fingerprint {found.fingerprint}) are not version "
-                    f"{target.seq} ({target.fingerprint})",
-                    remedy=f"load version {target.seq} into the model, or pass its weights as "
-                    "base; or name the version that this trainer last committed",
-                )
-            self._take_up(proven, standing)
+            self._settle()
+            self._attachment.rebase(to, base)
 
     @property
     def version(self) -> VersionDocument | None:
         """The last committed version, whose weights the next delta starts from."""
-        committer = self._pipeline.committer
-        return None if committer is None else committer.standing.parent
+        return self._attachment.version
 
     @property
     def holds_version(self) -> bool:
         """Whether the model, when the publisher attached, was known to be that version; otherwise
         it was trained on from there, or there was none yet."""
-        return self._holds_version
+        return self._attachment.holds_version
 
     def state_dict(self) -> dict[str, Any]:
         """What the trainer's own checkpoint should carry: identities, and the changes that aren't
@@ -221,10 +195,11 @@ class Publisher:
         """
         with self._calling:
             self._refuse_if_closed()
+            policy, channel = self._settings.policy, self._settings.channel
             if self._pipeline.committer is None:
-                return state_of(self._policy, self._channel, None)
+                return state_of(policy, channel, None)
             version, changes = self._pipeline.uncommitted()
-            return state_of(self._policy, self._channel, version, (self._model.share, changes))
+            return state_of(policy, channel, version, (self._model.share, changes))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue as the trainer that wrote the checkpoint, once its weights are loaded.
@@ -242,25 +217,8 @@ class Publisher:
             PlaitError: as `attach` does.
         """
         with self._calling:
-            self._drain()
-            self._peers.open()
-            read: list[TrainerState] = []
-
-            def check() -> None:
-                read.append(TrainerState.read(state, self._policy, self._channel))
-
-            self._peers.agree("read the checkpoint", check)
-            self._peers.lead(
-                "find the checkpoint's version",
-                lambda: read[0].require_known(self._client, self._policy),
-            )
-            self._state = read[0]
-            self._attach(None)
-            if self.version is not None and self.version.seq != read[0].seq:
-                logger.warning(
-                    "the checkpoint of %s was written at version %s, and continues from version %s",
-                    self._policy, read[0].seq, self.version.seq,
-                )  # fmt: skip
+            self._settle()
+            self._attachment.load(state)
 
     # Publishing ---------------------------------------------------------------------------------
 
@@ -283,7 +241,7 @@ class Publisher:
         """
         with self._calling:
             self._refuse_if_closed()
-            return self._pipeline.publish(metadata or {}, external=self._external)
+            return self._pipeline.publish(metadata or {}, external=self._settings.external)
 
     def flush(self) -> None:
         """Waits until every publish is committed or has failed.
@@ -292,7 +250,8 @@ class Publisher:
             PlaitError: the last one's, if it failed: its changes are not committed.
         """
         with self._calling:
-            self._drain()
+            if not self._closed:
+                self._pipeline.drain()
             if (last := self._pipeline.last) is not None:
                 last.result()
 
@@ -336,83 +295,14 @@ class Publisher:
         if self._closed:
             raise PublisherClosed("the publisher is closed")
 
-    def _attach(self, base: Weights | None) -> None:
-        self._peers.open()
-        origins = self._origins(base)
-        found = origins.proven
-        standing = self._peers.lead(
-            "find the standing",
-            lambda: find_standing(
-                self._client, self._policy, self._channel, layout=found.division.layout,
-                fingerprints=origins.fingerprints, new_anchor=self._new_anchor, hint=origins.hint,
-            ),
-        )  # fmt: skip
-        parent = standing.parent
-        proven = found if parent is None else origins.back_at(parent.fingerprint)
-        assert proven is not None  # it was found by one of these fingerprints
-        self._take_up(proven, standing)
-        self._holds_version = parent is not None and base is None and proven is found
-        logger.info("%s attached: %s", self._policy, standing.in_words(found.fingerprint))
-
-    def _origins(self, base: Weights | None) -> Origins:
-        """What the weights are, and what they are known to come from."""
-        proven, state = self._model.prove(base), self._state
-        if base is not None or state is None:
-            return Origins.alone(proven)
-        own: list[Uncommitted | None] = []
-
-        def claim() -> Claim:
-            claim, changes = compare(state.changes, proven)
-            own.append(changes)
-            return claim
-
-        claims = self._peers.agree("compare with the checkpoint", claim)
-        return Origins.of(proven, own[0], claims)
-
-    def _beside(self, to: int | str | None) -> tuple[VersionDocument, Standing]:
-        head = find_channel(self._client, self._policy, self._channel)
-        target = self._client.version(self._policy, self._channel if to is None else str(to))
-        return target, Standing.beside(target, head)
-
-    def _take_up(self, proven: Proven, standing: Standing) -> None:
-        """Everything is proven: forget the earlier state, and start from this one."""
-        self._holds_version = False
-        self._pipeline.start_from(None)
-        self._model.start_from(proven)
-        line = Line(
-            self._policy, self._channel, proven.division,
-            external=self._external, side_files=self._side_files, actor=self._actor,
-            store=self._store,
-        )  # fmt: skip
-        self._pipeline.start_from(
-            Committer(self._client, line, standing, self._patience, self._peers.commits)
-        )
-        self._state = None
+    def _settle(self) -> None:
+        """Returns once nothing is under way."""
+        self._refuse_if_closed()
+        self._pipeline.drain()
 
     def _read_back(self, names: Collection[str]) -> Weights:
-        """The state of the last publish, for a detector that can't tell it any more."""
-        self._drain()
-        parent = self.version
-        if parent is None:
-            raise PublishError(
-                f"{self._policy!r} has no version yet that {', '.join(sorted(names)[:8])} could "
-                "be read back from",
-                remedy="attach again",
-            )
-        pending = self._pipeline.pending()
-        return read_back(self._client, parent, self._model.share, pending, names, store=self._store)
-
-    def _stands_on(self, version: VersionDocument) -> bool:
-        parent = self.version
-        return parent is not None and (parent.layout_digest, parent.fingerprint) == (
-            version.layout_digest,
-            version.fingerprint,
-        )
-
-    def _drain(self) -> None:
-        """Returns once nothing is under way."""
-        if not self._closed:
-            self._pipeline.drain()
+        self._pipeline.drain()
+        return self._attachment.read_back(names)
 
     def _leave(self, *, within: float | None) -> None:
         """Does what was captured, and lets go of everything."""

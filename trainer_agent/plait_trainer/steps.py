@@ -1,11 +1,10 @@
 """States that a trainer has captured and not committed, and the changes that lead from each to the
 next."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from plait.fingerprint import ZERO, Fingerprint
-from plait_trainer.deltas import Deltas, add_up
+from plait_trainer.deltas import Deltas, add_up, sum_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +56,4 @@ class Uncommitted:
 
     def since(self, number: int) -> Deltas:
         """Changes from a state to the present weights."""
-        return added_up(step for step in self.steps if step.number > number)
-
-
-def added_up(steps: Iterable[Step]) -> Deltas:
-    """Adjacent steps as one delta."""
-    total: Deltas = {}
-    for step in steps:
-        total = add_up(total, step.deltas)
-    return total
+        return sum_of(step.deltas for step in self.steps if step.number > number)

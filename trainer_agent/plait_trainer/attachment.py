@@ -1,0 +1,201 @@
+"""Where a publisher stands: found by content, by all of its processes together, and taken up."""
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.errors import BaseMismatch, PublishError
+from plait.store import Store
+from plait.weights import Weights
+from plait.wire import VersionDocument
+from plait_client.registry import RegistryClient
+from plait_trainer.committer import Committer
+from plait_trainer.line import Line
+from plait_trainer.patience import Patience
+from plait_trainer.peers import Peers
+from plait_trainer.pipeline import Pipeline
+from plait_trainer.read_back import read_back
+from plait_trainer.resume import Claim, Origins, compare
+from plait_trainer.sharing import Division
+from plait_trainer.standing import Standing, find_channel, find_standing
+from plait_trainer.state import TrainerState
+from plait_trainer.steps import Uncommitted
+from plait_trainer.tracking import Proven, TrackedModel
+
+logger = logging.getLogger("plait.trainer")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a publisher was told about its line; see `Publisher`."""
+
+    policy: str
+    channel: str
+    new_anchor: bool
+    external: bool
+    side_files: Path | None
+    actor: str
+    store: Store | None
+
+    def line(self, division: Division) -> Line:
+        return Line(
+            self.policy, self.channel, division,
+            external=self.external, side_files=self.side_files, actor=self.actor, store=self.store,
+        )  # fmt: skip
+
+
+class Attachment:
+    """Attaches, rebases and resumes, while nothing is under way. One caller at a time.
+
+    Attributes:
+        holds_version: whether the model was known to be the version that it was attached at.
+    """
+
+    def __init__(
+        self,
+        client: RegistryClient,
+        settings: Settings,
+        *,
+        model: TrackedModel,
+        peers: Peers,
+        pipeline: Pipeline,
+        patience: Patience,
+    ) -> None:
+        self._client, self._settings = client, settings
+        self._model, self._peers, self._pipeline = model, peers, pipeline
+        self._patience = patience
+        # What was loaded, until it is taken up, or the weights are attached by themselves.
+        self._state: TrainerState | None = None
+        self.holds_version = False
+
+    @property
+    def version(self) -> VersionDocument | None:
+        committer = self._pipeline.committer
+        return None if committer is None else committer.standing.parent
+
+    def attach(self, base: Weights | None) -> None:
+        """As `Publisher.attach`."""
+        self._peers.open()
+        self._state = None
+        self._attach(base)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """As `Publisher.load_state_dict`."""
+        self._peers.open()
+        policy, channel = self._settings.policy, self._settings.channel
+        read: list[TrainerState] = []
+        self._peers.agree(
+            "read the checkpoint",
+            lambda: read.append(TrainerState.read(state, policy, channel)),
+        )
+        [saved] = read
+        self._peers.lead(
+            "find the checkpoint's version", lambda: saved.require_known(self._client, policy)
+        )
+        self._state = saved
+        self._attach(None)
+        if self.version is not None and self.version.seq != saved.seq:
+            logger.warning(
+                "the checkpoint of %s was written at version %s, and continues from version %s",
+                policy, saved.seq, self.version.seq,
+            )  # fmt: skip
+
+    def rebase(self, to: int | str | None, base: Weights | None) -> None:
+        """As `Publisher.rebase`."""
+        self._peers.open()
+        if (committer := self._pipeline.committer) is not None:
+            self._peers.keeper.run(committer.find_out)
+        target, standing = self._peers.lead("find the version", lambda: self._beside(to))
+        if base is None and committer is not None and self._stands_on(target):
+            committer.stand(standing)
+            return
+        origins = self._origins(base)
+        found = origins.proven
+        proven = origins.back_at(target.fingerprint)
+        if proven is None or found.division.layout.digest != target.layout_digest:
+            raise BaseMismatch(
+                f"the weights at hand (fingerprint {found.fingerprint}) are not version "
+                f"{target.seq} ({target.fingerprint})",
+                remedy=f"load version {target.seq} into the model, or pass its weights as "
+                "base; or name the version that this trainer last committed",
+            )
+        self._take_up(proven, standing)
+        self.holds_version = base is None and proven is found
+
+    def read_back(self, names: Collection[str]) -> Weights:
+        """The state of the last publish, for a detector that can't tell it any more. Called while
+        nothing is under way.
+
+        Raises:
+            PublishError: there is no version yet.
+        """
+        committer = self._pipeline.committer
+        if committer is None or (parent := committer.standing.parent) is None:
+            raise PublishError(
+                f"{self._settings.policy!r} has no version yet that "
+                f"{', '.join(sorted(names)[:8])} could be read back from",
+                remedy="attach again",
+            )
+        return read_back(
+            self._client, parent, self._model.share, committer.pending, names,
+            store=self._settings.store,
+        )  # fmt: skip
+
+    def _attach(self, base: Weights | None) -> None:
+        settings, origins = self._settings, self._origins(base)
+        found = origins.proven
+        standing = self._peers.lead(
+            "find the standing",
+            lambda: find_standing(
+                self._client, settings.policy, settings.channel, layout=found.division.layout,
+                fingerprints=origins.fingerprints, new_anchor=settings.new_anchor,
+                hint=origins.hint,
+            ),
+        )  # fmt: skip
+        parent = standing.parent
+        proven = found if parent is None else origins.back_at(parent.fingerprint)
+        assert proven is not None  # it was found by one of these fingerprints
+        self._take_up(proven, standing)
+        self.holds_version = parent is not None and base is None and proven is found
+        logger.info("%s attached: %s", settings.policy, standing.in_words(found.fingerprint))
+
+    def _origins(self, base: Weights | None) -> Origins:
+        """What the weights are, and what they are known to come from."""
+        proven, state = self._model.prove(base), self._state
+        if base is not None or state is None:
+            return Origins.alone(proven)
+        own: list[Uncommitted | None] = []
+
+        def claim() -> Claim:
+            claim, changes = compare(state.changes, proven)
+            own.append(changes)
+            return claim
+
+        claims = self._peers.agree("compare with the checkpoint", claim)
+        return Origins.of(proven, own[0], claims)
+
+    def _take_up(self, proven: Proven, standing: Standing) -> None:
+        """Everything is proven: forget the earlier state, and start from this one."""
+        self.holds_version = False
+        self._pipeline.start_from(None)
+        self._model.start_from(proven)
+        line = self._settings.line(proven.division)
+        self._pipeline.start_from(
+            Committer(self._client, line, standing, self._patience, self._peers.commits)
+        )
+        self._state = None
+
+    def _beside(self, to: int | str | None) -> tuple[VersionDocument, Standing]:
+        policy, channel = self._settings.policy, self._settings.channel
+        head = find_channel(self._client, policy, channel)
+        target = self._client.version(policy, channel if to is None else str(to))
+        return target, Standing.beside(target, head)
+
+    def _stands_on(self, version: VersionDocument) -> bool:
+        parent = self.version
+        return parent is not None and (parent.layout_digest, parent.fingerprint) == (
+            version.layout_digest,
+            version.fingerprint,
+        )
