@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from plait.cut import Cut, FrameSpec, Segment
 from plait.layout import DTYPE_BITS, Layout, TensorSpec, words_per_item
 from plait.weights import UNSIGNED, ArrayWeights
+from tests.core import reference
 
 # Of each item size: zero, -0.0, infinities, quiet and signalling NaNs with payloads, subnormals.
 SPECIAL: Mapping[int, tuple[int, ...]] = {
@@ -117,6 +118,13 @@ def copy_of(weights: ArrayWeights) -> ArrayWeights:
 def equal_bits(first: ArrayWeights, second: ArrayWeights) -> bool:
     names = [tensor.name for tensor in first.layout.tensors]
     return all(np.array_equal(first.bits(name), second.bits(name)) for name in names)
+
+
+def words_of_state(weights: ArrayWeights) -> NDArray[np.uint16]:
+    """All canonical words, uint16 [words of the layout], as the independent reader holds them."""
+    layout = weights.layout
+    tensors = {t.name: weights.bits(t.name).tobytes() for t in layout.tensors}
+    return reference.state_of(layout.serialize(), tensors)
 
 
 seeds = st.integers(0, 2**32 - 1)

@@ -13,7 +13,6 @@ from plait.cut import ITEM_SIZES, Cut, FrameSpec, Segment, plain_cut
 from plait.grain import SlottedCut, filling, grain_cut
 from plait.layout import DTYPE_BITS, Layout, TensorSpec, words_per_item
 from plait.weights import ArrayWeights
-from tests.core import reference
 from tests.core.strategies import changed_weights, random_weights
 from tests.fuzz.material import Source
 
@@ -118,13 +117,6 @@ def fresh_states(source: Source, layout: Layout) -> tuple[ArrayWeights, ArrayWei
         bits = new.bits(tensor.name)
         bits[place] = (int(old.bits(tensor.name)[place]) + step) & top
     return old, new
-
-
-def words_of_state(weights: ArrayWeights) -> NDArray[np.uint16]:
-    """All canonical words, uint16 [words of the layout], as the independent reader holds them."""
-    layout = weights.layout
-    tensors = {t.name: weights.bits(t.name).tobytes() for t in layout.tensors}
-    return reference.state_of(layout.serialize(), tensors)
 
 
 def items_at(state: NDArray[np.uint16], words: NDArray[np.int64], item_bytes: int) -> NDArray[Any]:

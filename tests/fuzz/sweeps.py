@@ -15,8 +15,8 @@ from plait.grain import SlottedCut
 from plait.layout import TensorSpec
 from plait.weights import ArrayWeights, fingerprint_items, fingerprint_weights, scatter
 from tests.core import reference, reference_documents
-from tests.core.strategies import copy_of
-from tests.fuzz.drawn import fresh_cut, fresh_layout, fresh_states, items_at, words_of_state
+from tests.core.strategies import copy_of, words_of_state
+from tests.fuzz.drawn import fresh_cut, fresh_layout, fresh_states, items_at
 from tests.fuzz.material import Source
 
 # Items read at once: borders in the middle of runs, between them, and none.
