@@ -132,6 +132,16 @@ def test_chunks_of_a_virtual_pipeline_hold_their_own_layers() -> None:
     assert sorted(found) == sorted(DENSE.tensors())
 
 
+def test_chunks_are_numbered_stage_by_stage_and_then_round_by_round() -> None:
+    """As Megatron-Core's interleaved schedule visits them."""
+    found = [
+        ParallelPlace(pp_rank=pp_rank, pp_size=2, vp_rank=vp_rank, vp_size=3).layers_of(12)
+        for vp_rank in range(3)
+        for pp_rank in range(2)
+    ]
+    assert found == [range(first, first + 2) for first in range(0, 12, 2)]
+
+
 def test_uneven_stages_are_given_by_their_layers() -> None:
     weights = random_weights(DENSE)
     for rank, layers in enumerate((range(3), range(3, 4))):
@@ -148,6 +158,11 @@ def test_a_tied_output_layer_of_another_stage_is_loaded_and_not_published() -> N
     (copy,) = [b for b in MegatronConverter(MIXTURE, place).blocks(state) if b.is_copy]
     assert copy.name == "model.embed_tokens.weight"
     assert copy.tensor.data_ptr() == state["output_layer.weight"].data_ptr()
+    published = {
+        tensor.spec.name for tensor in converted([lambda: state], MIXTURE, [place]).tensors()
+    }
+    assert "model.norm.weight" in published
+    assert not published & {"model.embed_tokens.weight", "lm_head.weight"}
 
 
 @st.composite

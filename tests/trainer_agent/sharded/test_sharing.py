@@ -174,6 +174,27 @@ def test_what_several_hold_is_published_by_one_and_the_load_is_balanced() -> Non
     assert [sum(block.items for block in blocks) for blocks in owned] == [32, 32, 32]
 
 
+def test_what_several_hold_goes_to_whoever_has_less_of_their_own() -> None:
+    mine, ours = BlockSpec.all_of(spec("mine", 4, 8)), BlockSpec.all_of(spec("ours", 2, 8))
+    assert share_out([[mine, ours], [ours]]).owned == ((mine,), (ours,))
+    assert share_out([[ours], [mine, ours]]).owned == ((ours,), (mine,))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "sizes", "count"),
+    [
+        ((0, 2, 0), (4, 3, 8), 1),  # rows of each outer index
+        ((0, 0, 2), (4, 6, 3), 1),  # columns of all rows
+        ((1, 2, 2), (2, 3, 3), 2),  # both: a segment for each outer index
+    ],
+)
+def test_blocks_cost_as_few_segments_as_they_can(
+    offsets: tuple[int, ...], sizes: tuple[int, ...], count: int
+) -> None:
+    block = BlockSpec(spec("x", 4, 6, 8), offsets, sizes)
+    assert len(list(PlacedBlock(block, 0).segments(0, block.items))) == count
+
+
 def test_a_part_that_nobody_holds_is_named() -> None:
     held = [[BlockSpec(spec("x", 4, 3), (0, 0), (2, 3))], [BlockSpec.all_of(spec("y", 2))]]
     with pytest.raises(PublishError, match=r"'x' \(6 of 12 elements\)"):
