@@ -14,12 +14,13 @@ from transformers import (
     TrainingArguments,
 )
 
-from plait.errors import PublisherClosed, UsageError
+from plait.errors import HeadMoved, PublisherClosed, UnknownBase, UsageError
 from plait_client.checkout import checkout
 from plait_client.checkpoint import CheckpointFolder
 from plait_client.registry import RegistryClient
 from plait_trainer.callback import STATE_FILE, PlaitCallback
 from tests.trainer_agent.reading import assert_bits_equal, weights_at
+from tests.trainer_agent.test_publish_faults import move
 
 
 class Lines(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -133,6 +134,26 @@ def test_training_that_failed_is_let_go_of_when_it_begins_again(
     steps = [version.metadata["step"] for version in client.versions(policy).versions]
     assert steps == [4, 3, 2, 1, 2, 1, 0]
     assert_bits_equal(weights_at(client, policy, "main"), published(trainer.model))
+
+
+def test_a_failure_that_was_told_is_not_told_again_when_training_begins_again(
+    client: RegistryClient, policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback = PlaitCallback(policy=policy, client=client)
+
+    class Operator(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+        def on_step_begin(self, _args: Any, state: Any, _control: Any, **_held: Any) -> None:
+            if state.global_step in (2, 3):
+                callback.loop.publisher.flush()  # raises what the last publish failed with
+                move(client, policy, to=1)
+
+    trainer = trainer_of(tmp_path / "run", callback, steps=4)
+    trainer.add_callback(Operator())
+    with pytest.raises(HeadMoved):
+        trainer.train()
+    with pytest.raises(UnknownBase):  # what the weights are now
+        trainer.train()
+    assert "the training before left a publish that failed" in caplog.text
 
 
 def test_outside_of_training_there_is_no_loop(client: RegistryClient, policy: str) -> None:

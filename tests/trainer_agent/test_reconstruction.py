@@ -380,6 +380,18 @@ def test_strided_parameters_and_views_of_parameters() -> None:
     assert pair.detector.report.copied_bytes == 0
 
 
+def test_part_of_a_parameter_with_gaps_is_kept_as_a_copy() -> None:
+    sparse = torch.nn.Parameter((torch.randn(40, 40) * 0.02)[::2, ::2])
+    optimizer = torch.optim.AdamW([sparse], lr=1e-4)
+    own = {"sparse": sparse}
+    gradients, pair = Gradients(own), SideBySide({"half": sparse[:10]}, optimizer)
+    for _ in range(2):
+        gradients.give()
+        optimizer.step()
+        assert pair.changed() > 0
+    assert (pair.recalled, pair.detector.report.copied_bytes) == ([], 10 * 20 * 2)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_that_a_scaler_skips_changes_nothing(way: str) -> None:
     tensors = parameters()
@@ -444,21 +456,26 @@ def test_tensors_of_many_blocks_and_columns_of_them(monkeypatch: pytest.MonkeyPa
     assert pair.detector.report.log_entries > 100
 
 
-def test_a_processor_that_flushes_subnormals_to_zero() -> None:
-    if not torch.set_flush_denormal(True):
-        pytest.fail("this processor can't flush subnormals, which the bound's last term is for")
-    try:
-        tensors = {"w": torch.nn.Parameter(torch.randn(4000) * 1e-36)}
-        optimizer = torch.optim.AdamW(tensors.values(), lr=1e-30, foreach=False)
-        gradients, pair = Gradients(tensors), SideBySide(tensors, optimizer)
-        for step in range(4):
-            gradients.give()
-            assert tensors["w"].grad is not None
-            tensors["w"].grad *= 10.0 ** (-9 * step)
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("lr", [1e-30, 3e-38])
+def test_a_processor_that_flushes_subnormals_to_zero(lr: float, alike: bool) -> None:
+    tensors = {"w": torch.nn.Parameter(torch.randn(4000) * 1e-36)}
+    optimizer = torch.optim.AdamW(tensors.values(), lr=lr, foreach=False)
+    gradients, pair = Gradients(tensors), SideBySide(tensors, optimizer)
+    for step in range(4):
+        gradients.give()
+        assert tensors["w"].grad is not None
+        tensors["w"].grad *= 10.0 ** (-9 * step)
+        # A thread's own setting: others, which take the step back, may have another.
+        if not torch.set_flush_denormal(True):
+            pytest.fail("this processor can't flush subnormals, which the bound's last term is for")
+        try:
             optimizer.step()
-            pair.publish()
-    finally:
-        torch.set_flush_denormal(False)
+            if alike:
+                pair.publish()
+        finally:
+            torch.set_flush_denormal(False)
+        pair.publish()
     assert pair.recalled == []
 
 
@@ -476,6 +493,7 @@ def test_the_compiled_loops_do_what_torch_does(monkeypatch: pytest.MonkeyPatch) 
     torch.manual_seed(0)
     weights = torch.randn(5000) * 0.02 * torch.randn(5000).mul(9).exp()
     weights[:7] = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-45, 3.4e38])
+    weights.view(torch.int32)[7] = 0x7FFFFFFF  # a NaN that would be rounded to a zero
     moments = Moments(torch.randn(5000) * 1e-3, torch.rand(5000) * 1e-6)
     options = Options(1e-4, 0.9, 0.999, 1e-8, 0.1, amsgrad=False, inexact=False)
     found = []
@@ -490,7 +508,7 @@ def test_the_compiled_loops_do_what_torch_does(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(recovered, by_torch, rtol=3e-7, atol=1e-9, equal_nan=True)
     assert largest == pytest.approx(largest_by_torch, rel=1e-6)
     assert near.tolist() == near_by_torch.tolist()
-    assert {0, 1, 2, 3, 4} <= set(near.tolist())
+    assert {0, 1, 2, 3, 4, 7} <= set(near.tolist())
     moments.first[9] = math.nan
     recovered, largest = Inversion.of(options, 3).recover(weights, moments, torch.empty(5000))
     assert math.isnan(largest)

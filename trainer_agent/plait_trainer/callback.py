@@ -5,6 +5,7 @@
 The only file of this package that imports transformers.
 """
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any, Final
 import torch
 from transformers import TrainerCallback
 
-from plait.errors import UsageError
+from plait.errors import PlaitError, UsageError
 from plait_client.registry import RegistryClient
 from plait_trainer.loop import PublishingLoop
+
+logger = logging.getLogger("plait.trainer")
 
 # In a checkpoint's folder, one for each process.
 STATE_FILE: Final = "plait_publisher_{rank}.pt"
@@ -65,7 +68,11 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
         if (failed := self._loop) is not None:
             # Callbacks aren't told of training that fails: what it published is committed first.
             self._loop = None
-            failed.close()
+            try:
+                failed.close()
+            except PlaitError as error:
+                # What the weights are now is looked up by their content, whatever became of it.
+                logger.warning("the training before left a publish that failed: %s", error)
         # Side files go with the line's anchor only, which is committed before this returns.
         with tempfile.TemporaryDirectory(prefix="plait-side-files-") as folder:
             _write_side_files(Path(folder), held["model"], held.get("processing_class"))
