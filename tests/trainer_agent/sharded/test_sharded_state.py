@@ -74,3 +74,23 @@ def test_a_state_that_is_damaged_on_one_process_is_taken_up_by_none(
     ]  # fmt: skip
     assert "to read the checkpoint failed on rank 1" in ranks[0].said["damaged"][1]
     assert_is_bumped(client, policy, 2, 1)
+
+
+def test_what_more_processes_left_behind_is_in_no_version_of_fewer(
+    shared_registry: RegistryProcess, client: RegistryClient, policy: str, tmp_path: Path
+) -> None:
+    """Three have uploaded their parts of version 2 when one dies; two publish it anew."""
+    arguments = {"url": shared_registry.url, "policy": policy}
+    killed, restarted = run_jobs(
+        tmp_path,
+        [
+            Job("bumps", 3, {**arguments, "count": 2}, {1: "trainer.uploaded:2"}),
+            Job("bumps", 2, {**arguments, "count": 1}),
+        ],
+    )
+    assert killed[1].code == -9
+    succeeded(restarted)
+    assert seqs(client, policy) == [1, 2]
+    assert len(client.manifest(client.version(policy, "1").manifest_digest).chunks) == 3
+    assert len(client.manifest(client.version(policy, "2").manifest_digest).chunks) == 2
+    assert_is_bumped(client, policy, 2, 1)
