@@ -122,15 +122,16 @@ def test_a_routers_balancing_bias_stays_in_fp32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "pp", "ep", "etp"), [(2, 2, 4, 1), (4, 1, 2, 2), (1, 4, 2, 1), (2, 1, 2, 4)]
+    ("tp", "cp", "pp", "ep", "etp"),
+    [(2, 1, 2, 4, 1), (4, 1, 1, 2, 2), (1, 1, 4, 2, 1), (2, 1, 1, 2, 4), (2, 2, 2, 2, 2)],
 )
-def test_places_are_those_of_megatrons_ranks(tp: int, pp: int, ep: int, etp: int) -> None:
+def test_places_are_those_of_megatrons_ranks(tp: int, cp: int, pp: int, ep: int, etp: int) -> None:
     from megatron.core.parallel_state import RankGenerator
 
     world, order = 16, "tp-cp-ep-dp-pp"
-    sizes = {"pp": pp, "cp": 1, "order": order}
-    dense = RankGenerator(tp=tp, ep=1, dp=world // (tp * pp), **sizes)
-    mixture = RankGenerator(tp=etp, ep=ep, dp=world // (etp * ep * pp), **sizes)
+    dense = RankGenerator(tp=tp, ep=1, dp=world // (tp * cp * pp), pp=pp, cp=cp, order=order)
+    rest = world // (etp * ep * pp)
+    mixture = RankGenerator(tp=etp, ep=ep, dp=rest, pp=pp, cp=1, order=order)
     for rank in range(world):
         place = ParallelPlace.of_rank(rank, world, tp=tp, pp=pp, ep=ep, etp=etp)
         groups = {"tp": dense.get_ranks("tp"), "pp": dense.get_ranks("pp"),
@@ -159,38 +160,3 @@ def assert_holds(converter: MegatronConverter, state: State, weights: State) -> 
     for block in converter.blocks(state):
         expected = weights[block.name][block.region]
         assert torch.equal(block.tensor.reshape(block.sizes), expected), block.name
-
-
-def _number_in_group(generator: Any, kind: str) -> dict[int, int]:
-    """Global rank → rank in its group of a kind."""
-    return {
-        rank: number for group in generator.get_ranks(kind) for number, rank in enumerate(group)
-    }
-
-
-@pytest.mark.parametrize(
-    ("tp", "cp", "dp", "pp", "ep", "etp"),
-    [
-        (2, 1, 4, 2, 2, 1),
-        (4, 1, 2, 1, 2, 2),
-        (2, 2, 2, 2, 4, 1),
-        (1, 2, 4, 3, 2, 4),
-        (2, 1, 2, 2, 2, 2),
-    ],
-)
-def test_places_of_ranks_are_megatrons_own(
-    tp: int, cp: int, dp: int, pp: int, ep: int, etp: int
-) -> None:
-    """In grids larger than the tests can run: experts are dealt out over a grid of their own."""
-    from megatron.core.parallel_state import RankGenerator
-
-    world, order = tp * cp * dp * pp, "tp-cp-ep-dp-pp"
-    dense = RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=order)
-    rest = world // (etp * ep * pp)
-    expert = RankGenerator(tp=etp, ep=ep, dp=rest, pp=pp, cp=1, order=order)
-    tp_ranks, pp_ranks = _number_in_group(dense, "tp"), _number_in_group(dense, "pp")
-    ep_ranks, etp_ranks = _number_in_group(expert, "ep"), _number_in_group(expert, "tp")
-    for rank in range(world):
-        place = ParallelPlace.of_rank(rank, world, tp=tp, pp=pp, ep=ep, etp=etp)
-        assert (place.tp_rank, place.pp_rank) == (tp_ranks[rank], pp_ranks[rank])
-        assert (place.ep_rank, place.etp_rank) == (ep_ranks[rank], etp_ranks[rank])
