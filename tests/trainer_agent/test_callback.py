@@ -1,6 +1,9 @@
 """A real transformers Trainer with the callback: its checkpoints are versions, and runs resume."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,10 @@ from plait_client.checkpoint import CheckpointFolder
 from plait_client.registry import RegistryClient
 from plait_trainer.callback import STATE_FILE, PlaitCallback
 from tests.trainer_agent.reading import assert_bits_equal, weights_at
+from tests.trainer_agent.registry_process import RegistryProcess
 from tests.trainer_agent.test_publish_faults import move
+
+ROOT = Path(__file__).parents[2]
 
 
 class Lines(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -93,6 +99,24 @@ def test_the_best_model_that_a_trainer_loads_at_the_end_is_the_last_version(
     steps = [version.metadata["step"] for version in client.versions(policy).versions]
     assert steps == [3, 6, 5, 4, 3, 2, 1, 0]
     assert_bits_equal(weights_at(client, policy, "main"), published(trainer.model))
+
+
+def test_the_processes_of_a_ddp_job_publish_together(
+    client: RegistryClient, policy: str, shared_registry: RegistryProcess, tmp_path: Path
+) -> None:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "tests.trainer_agent.transformers_program", shared_registry.url, policy),
+        str(tmp_path),
+    ]  # fmt: skip
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    job = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert job.returncode == 0, job.stderr
+    steps = [version.metadata["step"] for version in client.versions(policy).versions]
+    assert steps == [4, 3, 2, 1, 0]
+    assert_bits_equal(weights_at(client, policy, "main"), torch.load(tmp_path / "trained.pt"))
 
 
 def test_config_and_tokenizer_travel_with_the_anchor(

@@ -76,7 +76,9 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
         # Side files go with the line's anchor only, which is committed before this returns.
         with tempfile.TemporaryDirectory(prefix="plait-side-files-") as folder:
             _write_side_files(Path(folder), held["model"], held.get("processing_class"))
-            options = {"side_files": folder, **self._options}
+            # The model that callbacks are given doesn't tell that it is wrapped in DDP.
+            group = True if args.world_size > 1 else None
+            options = {"side_files": folder, "group": group, **self._options}
             loop = PublishingLoop(
                 held["model"], _bare(held.get("optimizer")),
                 policy=self._policy, every=self._every, client=self._client,
