@@ -33,7 +33,7 @@ from plait_trainer.saved_changes import SavedChanges
 from tests.trainer_agent.proxy import Proxy
 from tests.trainer_agent.reading import assert_bits_equal, weights_at
 from tests.trainer_agent.registry_process import RegistryProcess
-from tests.trainer_agent.resumable import DETECTORS, NoChunks, Resumable
+from tests.trainer_agent.resumable import DETECTORS, HeldClient, NoChunks, Resumable
 from tests.trainer_agent.test_publish_faults import CHUNK_PUT, move
 
 ROOT = Path(__file__).parents[2]
@@ -183,16 +183,21 @@ def test_a_commit_that_nobody_knows_of_is_found_by_content(
     assert_bits_equal(weights_at(client, policy, head + 1), run.expected())
 
 
+@pytest.mark.parametrize("publishes", [1, 2])
 def test_an_anchor_that_was_in_doubt_is_gone_on_from(
-    far: RegistryClient, proxy: Proxy, client: RegistryClient, policy: str, tmp_path: Path
-) -> None:
+    publishes: int, far: RegistryClient, proxy: Proxy, client: RegistryClient, policy: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """And so is a publish behind it, which couldn't find out either."""
     run = Resumable("snapshot")
     publisher = run.publisher(far, policy, patience=0.0)
     proxy.lose(f"POST /v1/policies/{policy}/commits", "mute")
-    proxy.lose(f"GET /v1/policies/{policy}/commits/", "cut", times=5)
-    with pytest.raises(CommitUnknown):
-        publisher.publish().result()
-    run.step(1)
+    proxy.lose(f"POST /v1/policies/{policy}/commits", "cut", times=99)
+    proxy.lose(f"GET /v1/policies/{policy}/commits/", "cut", times=99)
+    for number in range(publishes):
+        with pytest.raises(CommitUnknown):
+            publisher.publish().result()
+        run.step(number)
     run.save(tmp_path / "checkpoint.pt", publisher)
     with pytest.raises(CommitUnknown):
         publisher.close()
@@ -200,6 +205,24 @@ def test_an_anchor_that_was_in_doubt_is_gone_on_from(
     with publisher:
         version = publisher.publish().version
     assert (version.seq, version.parent, version.kind) == (2, 1, "delta")
+    assert_bits_equal(weights_at(client, policy, 2), run.expected())
+
+
+def test_changes_of_a_commit_that_never_came_are_kept_by_a_rebase(
+    far: RegistryClient, proxy: Proxy, client: RegistryClient, policy: str
+) -> None:
+    run = Resumable("reconstruction")
+    with run.publisher(far, policy, patience=0.0) as publisher:
+        publisher.publish().result()
+        run.step(0)
+        proxy.lose(f"POST /v1/policies/{policy}/commits", "cut")
+        proxy.lose(f"GET /v1/policies/{policy}/commits/", "cut", times=5)
+        with pytest.raises(CommitUnknown):
+            publisher.publish().result()
+        proxy.heal()
+        publisher.rebase()
+        run.step(1)
+        assert publisher.publish().version.seq == 2
     assert_bits_equal(weights_at(client, policy, 2), run.expected())
 
 
@@ -252,6 +275,30 @@ def test_reconstruction_holds_no_copy_of_the_version_that_it_goes_on_from(
         assert isinstance(run.detector, ReconstructionDetector)
         assert run.detector.report.copied_bytes == copied
         assert run.detector.report.read_back == 0
+
+
+def test_states_have_the_same_number_whenever_they_are_saved(
+    shared_registry: RegistryProcess, policy: str
+) -> None:
+    """As on two processes, of which one knows of a commit already."""
+    run = Resumable("snapshot")
+
+    def saved(publisher: Publisher) -> tuple[int, list[int]]:
+        state = publisher.state_dict()
+        changes = SavedChanges.read(state["changes"], state["changes_digest"])
+        return changes.start, [number for number, _ in changes.steps]
+
+    with HeldClient(shared_registry.url) as held, run.publisher(held, policy) as publisher:
+        assert saved(publisher) == (0, [1])
+        publisher.publish().result()
+        assert saved(publisher) == (1, [2])
+        held.gate.clear()
+        run.step(1)
+        publisher.publish()
+        assert saved(publisher) == (1, [2, 3])
+        held.gate.set()
+        publisher.flush()
+        assert saved(publisher) == (2, [3])
 
 
 # What is refused ------------------------------------------------------------------------------
