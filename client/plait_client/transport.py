@@ -125,6 +125,13 @@ class HttpTransport:
             ) from error
         except httpx.InvalidURL as error:
             raise UsageError(f"{path!r} can't be part of an address: {error}") from error
+        except RuntimeError as error:
+            if not self._client.is_closed:
+                raise
+            raise UsageError(
+                f"the client of {self.url} is closed",
+                remedy="close what uses a client (a publisher, a follower) before the client",
+            ) from error
         if response.status_code >= 400:
             raise _refusal(response)
         if response.status_code >= 300 and response.status_code != 304:

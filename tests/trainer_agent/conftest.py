@@ -1,6 +1,7 @@
 """One registry for the folder, and clients of it. Every test has a policy of its own."""
 
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -58,3 +59,11 @@ def own_registry(mortal_registry: RegistryProcess) -> RegistryProcess:
 def policy(request: pytest.FixtureRequest) -> str:
     name = f"{request.path.stem} {request.node.name}"  # tests of two files may be called alike
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:100]
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT interrupts the test, although a shell may start jobs with that ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

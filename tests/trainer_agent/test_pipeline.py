@@ -163,6 +163,7 @@ class Interrupted(SnapshotDetector):
         super().keep(capture)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_leaves_a_publish_on_its_way(client: RegistryClient, policy: str) -> None:
     run, detector = Run(), Interrupted()
     with Publisher(run.model, client=client, policy=policy, detector=detector) as publisher:

@@ -47,8 +47,13 @@ class Lanes:
             return cls(Alone(), Alone())
         torch_group: Any = importlib.import_module("plait_trainer.torch_group")
         parent = None if group is True else group
-        captures = torch_group.TorchGroup(parent, timeout=timeout + 3 * patience)
-        return cls(captures, torch_group.TorchGroup(parent, timeout=timeout + 3 * patience))
+
+        def opened() -> Group:
+            most = timeout + 3 * patience
+            lane: Group = torch_group.TorchGroup(parent, timeout=most, open_within=timeout)
+            return lane
+
+        return cls(captures=opened(), commits=opened())
 
     def close(self, *, within: float | None = None) -> None:
         # In this order, those who still publish learn at once that this process doesn't.

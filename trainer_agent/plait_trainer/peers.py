@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from plait.errors import PublishError
+from plait.errors import PublisherClosed, PublishError
 from plait_trainer.group import Group, Outcome, agree, lead
 from plait_trainer.lanes import Lanes
 from plait_trainer.worker import Worker
@@ -51,8 +51,7 @@ class Peers:
         try:
             return Outcome.of(action)
         except BaseException:
-            given_up: Outcome[object] = Outcome(error=PublishError("it was interrupted"))
-            self.keeper.start(lambda: self.vote(step, given_up))
+            self._give_up(step)
             raise
 
     def vote(self, step: str, mine: Outcome[T]) -> list[T]:
@@ -73,11 +72,22 @@ class Peers:
         return self.keeper.run(lambda: lead(self._captures, step, action))
 
     def close(self, *, within: float | None = None) -> None:
-        """Lets go of the others, once they have come as far."""
-        lanes = self._lanes
-        if lanes is not None:
-            self.keeper.run(lambda: lanes.close(within=within))
+        """Lets go of the others, once they have come as far. May be repeated."""
+        if (lanes := self._lanes) is not None:
+            try:
+                self.keeper.run(lambda: lanes.close(within=within))
+            except PublisherClosed:
+                # The keeper has ended, with the program say: nobody else speaks to them any more.
+                lanes.close(within=within)
         self.keeper.stop()
+
+    def _give_up(self, step: str) -> None:
+        given_up: Outcome[object] = Outcome(error=PublishError("it was interrupted"))
+        try:
+            self.keeper.start(lambda: self.vote(step, given_up))
+        except PublisherClosed:
+            # The interrupt itself has closed the publisher (a signal's handler): the others know.
+            logger.debug("nobody is told that %r was interrupted: the publisher is closed", step)
 
     @property
     def _captures(self) -> Group:

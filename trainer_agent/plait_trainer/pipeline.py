@@ -7,18 +7,18 @@ from concurrent.futures import wait
 from typing import Any
 
 from plait.errors import PublishError
-from plait.version_record import check_metadata
 from plait.wire import VersionDocument
 from plait_client.failpoints import failpoint
 from plait_trainer.committer import Committer
 from plait_trainer.detector import Capture
+from plait_trainer.facts import facts_of
 from plait_trainer.future import PublishFuture, PublishMetrics
 from plait_trainer.group import Outcome
 from plait_trainer.outbox import Outbox, Publish, WhenFull
 from plait_trainer.peers import Peers
 from plait_trainer.steps import Step, Uncommitted
 from plait_trainer.tracking import TrackedModel
-from plait_trainer.worker import Worker
+from plait_trainer.worker import Worker, cut_short
 
 logger = logging.getLogger("plait.trainer")
 
@@ -89,8 +89,13 @@ class Pipeline:
         """Wakes whoever waits for room in the queue."""
         self._outbox.close()
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether it is one of its own threads that asks: a callback of a future."""
+        return self._worker.is_current or self._peers.keeper.is_current
+
     def stop(self) -> None:
-        """Does what was captured, and ends."""
+        """Does what was captured, and ends. May be repeated, after an interrupt."""
         self._peers.keeper.await_idle()
         self._worker.stop()
 
@@ -119,7 +124,7 @@ class Pipeline:
     ) -> tuple[Capture, Mapping[str, Any], float]:
         """What changed, the checked metadata, and the seconds of the capture itself."""
         committer.refuse_if_fenced()
-        facts = check_metadata(metadata)
+        facts = facts_of(metadata)
         self._outbox.await_room()
         committer.refuse_if_fenced()
         started = time.perf_counter()
@@ -151,8 +156,8 @@ class Pipeline:
         publish = committer.take(self._outbox)
         try:
             version = committer.commit(publish, lambda: self._model.detector.captured)
-        except BaseException as error:
-            policy = committer.line.policy
+        except BaseException as failure:
+            error, policy = cut_short(failure), committer.line.policy
             logger.error("a publish of %s failed and stays pending: %s", policy, error)
             for future in publish.futures:
                 future.set_exception(error)

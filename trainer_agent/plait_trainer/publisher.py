@@ -4,7 +4,6 @@
 thread, in order, behind a bounded queue.
 """
 
-import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
@@ -31,6 +30,7 @@ from plait_trainer.pipeline import Pipeline
 from plait_trainer.sources import Converter, State, source_of
 from plait_trainer.state import state_of
 from plait_trainer.tracking import TrackedModel
+from plait_trainer.turn import Turn
 
 # What a process that is leaving waits for others who may not come.
 _LEAVE_SECONDS: Final = 10.0
@@ -125,9 +125,10 @@ class Publisher:
             client, self._settings, model=self._model, peers=self._peers,
             pipeline=self._pipeline, patience=self._patience,
         )  # fmt: skip
-        # One caller at a time: a capture and its place in the queue belong together.
-        self._calling = threading.RLock()
+        self._turn = Turn(lambda: self._pipeline.is_calling)
         self._closed = False
+        # After `close` was interrupted, another one does the rest.
+        self._left = False
         if attach:
             try:
                 self.attach()
@@ -149,7 +150,7 @@ class Publisher:
             LayoutChanged: nor can they be.
             RegistryUnavailable: nobody to ask.
         """
-        with self._calling:
+        with self._turn.taken():
             self._settle()
             self._attachment.attach(base)
 
@@ -166,7 +167,7 @@ class Publisher:
         Raises:
             BaseMismatch: neither the model nor the last committed state is that version.
         """
-        with self._calling:
+        with self._turn.taken():
             self._settle()
             self._attachment.rebase(to, base)
 
@@ -193,7 +194,7 @@ class Publisher:
             PublisherClosed.
             PlaitError: as `publish` does where the weights can't be published as they stand.
         """
-        with self._calling:
+        with self._turn.taken():
             self._refuse_if_closed()
             policy, channel = self._settings.policy, self._settings.channel
             if self._pipeline.committer is None:
@@ -216,7 +217,7 @@ class Publisher:
             HeadMoved: the weights come from a version that isn't the head; see `rebase`.
             PlaitError: as `attach` does.
         """
-        with self._calling:
+        with self._turn.taken():
             self._settle()
             self._attachment.load(state)
 
@@ -231,7 +232,8 @@ class Publisher:
         not begun or on its way, never in between.
 
         Args:
-            metadata: training facts (step, learning rate…) for the version record.
+            metadata: training facts (step, learning rate…) for the version record. Numbers of torch
+                and numpy are taken as such; one that isn't finite is kept as text.
         Raises:
             HeadMoved: the channel isn't where this trainer left it; see `rebase`.
             LayoutChanged: names, dtypes or shapes differ from those that it attached with.
@@ -239,9 +241,10 @@ class Publisher:
             PublisherClosed, DocumentInvalid, LimitExceeded.
             In each case nothing was captured: the next publish finds the same changes and more.
         """
-        with self._calling:
+        with self._turn.taken():
             self._refuse_if_closed()
-            return self._pipeline.publish(metadata or {}, external=self._settings.external)
+            facts = {} if metadata is None else metadata
+            return self._pipeline.publish(facts, external=self._settings.external)
 
     def flush(self) -> None:
         """Waits until every publish is committed or has failed.
@@ -249,31 +252,36 @@ class Publisher:
         Raises:
             PlaitError: the last one's, if it failed: its changes are not committed.
         """
-        with self._calling:
-            if not self._closed:
-                self._pipeline.drain()
+        with self._turn.taken():
+            self._pipeline.drain()
             if (last := self._pipeline.last) is not None:
                 last.result()
 
     def close(self, *, abandon: bool = False) -> None:
-        """Flushes, and stops. Closing twice is allowed.
+        """Flushes, and stops. Closing twice is allowed, and goes on where an interrupt ended the
+        first.
+
+        A program that ends without it commits nothing more: what was on its way fails, and the log
+        says so.
 
         Args:
-            abandon: don't wait any longer for a registry that is away.
+            abandon: don't wait any longer for a registry that is away than one request does.
         Raises:
             PlaitError: as `flush` does; it is closed all the same.
         """
         self._close(abandon=abandon, within=_LEAVE_SECONDS if abandon else None)
 
     def _close(self, *, abandon: bool, within: float | None) -> None:
+        self._turn.require_caller()
         if abandon:
             self._patience.stopping.set()
         self._pipeline.refuse_more()
-        with self._calling:
-            if self._closed:
-                return
+        with self._turn.taken():
             self._closed = True
+            if self._left:
+                return
             self._leave(within=within)
+            self._left = True
             if (last := self._pipeline.last) is not None:
                 last.result()
 

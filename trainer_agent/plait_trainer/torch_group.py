@@ -8,7 +8,7 @@ import logging
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -22,6 +22,7 @@ logger = logging.getLogger("plait.trainer")
 T = TypeVar("T")
 
 _CLOSE: Final = "close"
+_EVERYBODY: Final = "every process of the group constructs one; or pass group=False"
 
 # How many groups of the same processes this one has opened.
 _opened: Counter[tuple[int, ...]] = Counter()
@@ -35,13 +36,18 @@ class TorchGroup:
     Args:
         parent: whose processes they are; by default all of them.
         timeout: seconds that one of them waits for another.
+        open_within: seconds that one of them waits for the others to open it; by default the same.
 
     Raises:
-        PeerLost: one of them hasn't come within the timeout.
+        PeerLost: one of them hasn't come within that time.
     """
 
     def __init__(
-        self, parent: distributed.ProcessGroup | None = None, *, timeout: float = 1800.0
+        self,
+        parent: distributed.ProcessGroup | None = None,
+        *,
+        timeout: float = 1800.0,
+        open_within: float | None = None,
     ) -> None:
         ranks = tuple(distributed.get_process_group_ranks(parent or distributed.group.WORLD))
         self.rank: int = ranks.index(distributed.get_rank())
@@ -53,14 +59,15 @@ class TorchGroup:
             f"plait/{'-'.join(map(str, ranks))}/{_opened[ranks]}",
             distributed.distributed_c10d._get_default_store(),
         )
+        _meet(store, self.rank, ranks, timeout if open_within is None else open_within)
         try:
             self._group: distributed.ProcessGroupGloo | None = distributed.ProcessGroupGloo(
                 store, self.rank, self.size, timedelta(seconds=timeout)
             )
         except RuntimeError as error:
             raise PeerLost(
-                f"not all of the ranks {list(ranks)} have opened a publisher: {error}",
-                remedy="every process of the group constructs one; or pass group=False",
+                f"one of the ranks {list(ranks)} went while they opened a publisher: {error}",
+                remedy=_EVERYBODY,
             ) from error
         self._timeout = timeout
         self._over: PlaitError | None = None
@@ -169,6 +176,26 @@ class TorchGroup:
         self._gloo.recv([body], rank, 0).wait(timedelta(seconds=timeout))
         what: tuple[str, Any] = pickle.loads(body.numpy().tobytes())
         return what
+
+
+def _meet(store: Any, rank: int, ranks: Sequence[int], within: float) -> None:
+    """Returns once every process has come: gloo would wait for each of them in turn.
+
+    Raises:
+        PeerLost: some haven't in time; they are named.
+    """
+    names = [f"here/{each}" for each in range(len(ranks))]
+    store.set(names[rank], "")
+    try:
+        store.wait(names, timedelta(seconds=within))
+    except RuntimeError as error:
+        absent = [job for job, name in zip(ranks, names, strict=True) if not store.check([name])]
+        raise PeerLost(
+            f"rank {', '.join(map(str, absent))} of the ranks {list(ranks)} hasn't opened a "
+            f"publisher within {within:g} s",
+            remedy=_EVERYBODY,
+            ranks=absent,
+        ) from error
 
 
 def _lost(ranks: list[int], step: str) -> PeerLost:
