@@ -1,5 +1,7 @@
 """A plain loop: every K-th step, the first state and the last one."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -83,6 +85,9 @@ def test_the_environment_names_the_registry(
     assert client.version(policy, "main").seq == 1
 
 
-def test_a_version_every_zero_steps_is_refused(client: RegistryClient, policy: str) -> None:
-    with pytest.raises(UsageError, match="expected at least 1"):
-        PublishingLoop({"w": torch.ones(4)}, policy=policy, every=0, client=client)
+@pytest.mark.parametrize("every", [0, -3, 1.5, 2.0, True, "4", None])
+def test_a_version_every_so_many_steps_needs_a_whole_number(
+    every: Any, client: RegistryClient, policy: str
+) -> None:
+    with pytest.raises(UsageError, match="expected a whole number, at least 1"):
+        PublishingLoop({"w": torch.ones(4)}, policy=policy, every=every, client=client)

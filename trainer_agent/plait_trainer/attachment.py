@@ -1,17 +1,19 @@
 """Where a publisher stands: found by content, by all of its processes together, and taken up."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from plait.errors import BaseMismatch, PublishError
 from plait.store import Store
 from plait.weights import Weights
 from plait.wire import VersionDocument
 from plait_client.registry import RegistryClient
+from plait_trainer.asking import ask
 from plait_trainer.committer import Committer
+from plait_trainer.departure import Departure
 from plait_trainer.line import Line
 from plait_trainer.patience import Patience
 from plait_trainer.peers import Peers
@@ -19,12 +21,13 @@ from plait_trainer.pipeline import Pipeline
 from plait_trainer.read_back import read_back
 from plait_trainer.resume import Claim, Origins, compare
 from plait_trainer.sharing import Division
-from plait_trainer.standing import Standing, find_channel, find_standing
+from plait_trainer.standing import Standing, find_standing
 from plait_trainer.state import TrainerState
 from plait_trainer.steps import Uncommitted
 from plait_trainer.tracking import Proven, TrackedModel
 
 logger = logging.getLogger("plait.trainer")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,25 +94,23 @@ class Attachment:
             lambda: read.append(TrainerState.read(state, policy, channel)),
         )
         [saved] = read
-        self._peers.lead(
+        self._ask(
             "find the checkpoint's version", lambda: saved.require_known(self._client, policy)
         )
         self._state = saved
-        self._attach(None)
-        if self.version is not None and self.version.seq != saved.seq:
-            logger.warning(
-                "the checkpoint of %s was written at version %s, and continues from version %s",
-                policy, saved.seq, self.version.seq,
-            )  # fmt: skip
+        origins = self._attach(None)
+        self._compare(saved, origins)
 
     def rebase(self, to: int | str | None, base: Weights | None) -> None:
         """As `Publisher.rebase`."""
         self._peers.open()
+        departure = self._ask("find the version", lambda: self._departure(to))
+        target, standing = departure.version, departure.standing
         if (committer := self._pipeline.committer) is not None:
             self._peers.keeper.run(committer.find_out)
-        target, standing = self._peers.lead("find the version", lambda: self._beside(to))
         if base is None and committer is not None and self._stands_on(target):
             committer.stand(standing)
+            departure.tell()
             return
         origins = self._origins(base)
         found = origins.proven
@@ -123,6 +124,7 @@ class Attachment:
             )
         self._take_up(proven, standing)
         self.holds_version = base is None and proven is found
+        departure.tell()
 
     def read_back(self, names: Collection[str]) -> Weights:
         """The state of the last publish, for a detector that can't tell it any more. Called while
@@ -138,15 +140,15 @@ class Attachment:
                 f"{', '.join(sorted(names)[:8])} could be read back from",
                 remedy="attach again",
             )
-        return read_back(
-            self._client, parent, self._model.share, committer.pending, names,
-            store=self._settings.store,
-        )  # fmt: skip
+        share, pending, store = self._model.share, committer.pending, self._settings.store
+        return self._patience.get(
+            lambda: read_back(self._client, parent, share, pending, names, store=store)
+        )
 
-    def _attach(self, base: Weights | None) -> None:
+    def _attach(self, base: Weights | None) -> Origins:
         settings, origins = self._settings, self._origins(base)
         found = origins.proven
-        standing = self._peers.lead(
+        standing = self._ask(
             "find the standing",
             lambda: find_standing(
                 self._client, settings.policy, settings.channel, layout=found.division.layout,
@@ -160,6 +162,23 @@ class Attachment:
         self._take_up(proven, standing)
         self.holds_version = parent is not None and base is None and proven is found
         logger.info("%s attached: %s", settings.policy, standing.in_words(found.fingerprint))
+        return origins
+
+    def _compare(self, saved: TrainerState, origins: Origins) -> None:
+        """Says in the log that a checkpoint is gone on from at another version than its own.
+
+        What was in flight when it was saved, and was committed since, is as expected.
+        """
+        now = None if self.version is None else self.version.seq
+        says_nothing = saved.seq is None and saved.changes is None
+        if says_nothing or now == saved.seq:
+            return
+        expected = origins.changes is not None and now is not None and now > (saved.seq or 0)
+        logger.log(
+            logging.INFO if expected else logging.WARNING,
+            "the checkpoint of %s was written at %s, and continues from %s",
+            self._settings.policy, _named(saved.seq), _named(now),
+        )  # fmt: skip
 
     def _origins(self, base: Weights | None) -> Origins:
         """What the weights are, and what they are known to come from."""
@@ -187,11 +206,11 @@ class Attachment:
         )
         self._state = None
 
-    def _beside(self, to: int | str | None) -> tuple[VersionDocument, Standing]:
-        policy, channel = self._settings.policy, self._settings.channel
-        head = find_channel(self._client, policy, channel)
-        target = self._client.version(policy, channel if to is None else str(to))
-        return target, Standing.beside(target, head)
+    def _ask(self, step: str, question: Callable[[], T]) -> T:
+        return ask(self._peers, self._patience, step, question)
+
+    def _departure(self, to: int | str | None) -> Departure:
+        return Departure.find(self._client, self._settings.policy, self._settings.channel, to)
 
     def _stands_on(self, version: VersionDocument) -> bool:
         parent = self.version
@@ -199,3 +218,7 @@ class Attachment:
             version.layout_digest,
             version.fingerprint,
         )
+
+
+def _named(seq: int | None) -> str:
+    return "no version" if seq is None else f"version {seq}"

@@ -5,7 +5,9 @@
 The only file of this package that imports transformers.
 """
 
+import inspect
 import logging
+import pickle
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +16,13 @@ from typing import Any, Final
 import torch
 from transformers import TrainerCallback
 
-from plait.errors import PlaitError, UsageError
+from plait.errors import CheckpointInvalid, PlaitError, UsageError
+from plait.names import check_name
 from plait_client.registry import RegistryClient
-from plait_trainer.loop import PublishingLoop
+from plait_trainer.loop import PublishingLoop, check_every
+from plait_trainer.publisher import Publisher
+from plait_trainer.remedies import beginning_training, in_training, told
+from plait_trainer.state import state_of
 
 logger = logging.getLogger("plait.trainer")
 
@@ -36,7 +42,13 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
         policy: that the versions belong to.
         every: optimizer steps for one version.
         client: of the registry; by default as the environment says (`PLAIT_URL`).
+        rebase: go on from the version that a checkpoint is or comes from even if the channel has
+            gone on, or was moved back, since it was saved. Otherwise that is refused.
         options: of the `Publisher`.
+
+    Raises:
+        UsageError: `every` isn't a whole number of at least 1, or there is no such option.
+        DocumentInvalid: no policy can have this name.
 
     A refused publish (the head moved, say) ends training with its error: what was trained since is
     in the trainer's own checkpoint.
@@ -48,9 +60,12 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
         policy: str,
         every: int = 1,
         client: RegistryClient | None = None,
+        rebase: bool = False,
         **options: Any,
     ) -> None:
-        self._policy, self._every, self._client, self._options = policy, every, client, options
+        # Whatever can be told before a model is set up is told before.
+        self._policy, self._every = check_name(policy, "policy"), check_every(every)
+        self._client, self._rebase, self._options = client, rebase, _checked(options)
         self._loop: PublishingLoop | None = None
 
     @property
@@ -79,29 +94,33 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
             # The model that callbacks are given doesn't tell that it is wrapped in DDP.
             group = True if args.world_size > 1 else None
             options = {"side_files": folder, "group": group, **self._options}
-            loop = PublishingLoop(
-                held["model"], _bare(held.get("optimizer")),
-                policy=self._policy, every=self._every, client=self._client,
-                state=_saved_state(args, state), **options,
-            )  # fmt: skip
-            try:
-                loop.count_from(int(state.global_step))
-                loop.begin(_facts(state, held))
-            except BaseException:
-                loop.close(abandon=True)
-                raise
+            with told(beginning_training):
+                loop = PublishingLoop(
+                    held["model"], _bare(held.get("optimizer")),
+                    policy=self._policy, every=self._every, client=self._client,
+                    state=self._saved_state(args, state), rebase=self._rebase, **options,
+                )  # fmt: skip
+                try:
+                    loop.count_from(int(state.global_step))
+                    loop.begin(_facts(state, held))
+                except BaseException:
+                    loop.close(abandon=True)
+                    raise
         self._loop = loop
 
+    @told(in_training)
     def on_step_end(self, _args: Any, state: Any, _control: Any, **held: Any) -> None:
         self.loop.step(_facts(state, held))
 
+    @told(in_training)
     def on_save(self, args: Any, state: Any, _control: Any, **held: Any) -> None:
         if not self.loop.is_published:
             self.loop.publish(_facts(state, held))
         path = _state_file(args, state)
         if path.parent.is_dir():
-            torch.save(self.loop.state_dict(), path)
+            _save(self.loop.state_dict(), path)
 
+    @told(in_training)
     def on_train_end(self, args: Any, state: Any, _control: Any, **held: Any) -> None:
         loop, self._loop = self.loop, None
         facts = _facts(state, held)
@@ -116,6 +135,32 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
             raise
         loop.finish(facts)
 
+    def _saved_state(self, args: Any, state: Any) -> Mapping[str, Any] | None:
+        """What the loop left in the checkpoint that is resumed; None: none is. Another run's is
+        harmless: the weights decide.
+
+        Of several processes some may have no file: with more of them than there were, say. Theirs
+        is a state that says nothing, since all of them must load one, or none.
+        """
+        steps, path = int(state.global_step), _state_file(args, state)
+        if steps == 0:
+            return None
+        if path.is_file():
+            return _load(path)
+        channel = self._options.get("channel", "main")
+        return {"steps": steps, "publisher": state_of(self._policy, channel, None)}
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    own = {"model", "optimizer", "client", "policy", "attach"}
+    known = set(inspect.signature(Publisher).parameters) - own
+    if unknown := sorted(set(options) - known):
+        raise UsageError(
+            f"PlaitCallback has no option {', '.join(unknown)}",
+            remedy=f"there are {', '.join(sorted(known))}",
+        )
+    return options
+
 
 def _state_file(args: Any, state: Any) -> Path:
     """Of the checkpoint that a trainer saves at this step, or resumes from."""
@@ -123,13 +168,26 @@ def _state_file(args: Any, state: Any) -> Path:
     return folder / STATE_FILE.format(rank=args.process_index)
 
 
-def _saved_state(args: Any, state: Any) -> Mapping[str, Any] | None:
-    """What the loop left in the checkpoint that is resumed; None: there is none. Another run's is
-    harmless: the weights decide."""
-    path = _state_file(args, state)
-    if state.global_step == 0 or not path.is_file():
-        return None
-    saved: Mapping[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+def _save(state: Mapping[str, Any], path: Path) -> None:
+    """Whole or not at all: a checkpoint without the file can still be resumed by its weights."""
+    beside = path.with_suffix(".new")
+    torch.save(state, beside)
+    beside.replace(path)
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    """
+    Raises:
+        CheckpointInvalid: it can't be read.
+    """
+    try:
+        saved: Mapping[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointInvalid(
+            f"{path} can't be read: {error}",
+            remedy="resume from another checkpoint; or without this file, if the checkpoint's "
+            "weights are a version",
+        ) from error
     return saved
 
 

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from plait.errors import AlreadyExists, CommitUnknown, NotFound, PlaitError, RegistryUnavailable
+from plait.errors import (
+    AlreadyExists,
+    CommitUnknown,
+    GenerationMoved,
+    HeadMoved,
+    NotFound,
+    PlaitError,
+    RegistryUnavailable,
+)
 from plait.fingerprint import ZERO, Fingerprint
 from plait.layout import Layout
 from plait.manifest import ChunkEntry, Manifest, Statistics
@@ -19,6 +27,7 @@ from plait_trainer.deltas import statistics_of
 from plait_trainer.group import Outcome, refuse_failures
 from plait_trainer.line import Line
 from plait_trainer.patience import Patience
+from plait_trainer.remedies import after_a_move
 from plait_trainer.side_files import upload_side_files
 from plait_trainer.standing import Standing
 
@@ -114,6 +123,8 @@ class Leader:
             # Whatever isn't a plain refusal may be committed all the same.
             refused = isinstance(error, PlaitError)
             unanswered = isinstance(error, CommitUnknown | RegistryUnavailable)
+            if isinstance(error, HeadMoved | GenerationMoved):
+                error.remedy = after_a_move(error, letter.standing)
             return replace(_refusal(error), in_doubt=unanswered or not refused)
         return Answer(version=version)
 

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from plait.errors import PlaitError, UsageError
+from plait.errors import HeadMoved, PlaitError, UsageError
+from plait.fields import parse_integer
+from plait.limits import INTEGER_MAX
 from plait_client.connection import connected
 from plait_client.registry import RegistryClient
 from plait_trainer.future import PublishFuture
 from plait_trainer.live import TensorSource
 from plait_trainer.publisher import Publisher
+from plait_trainer.remedies import beginning_a_loop, told
 from plait_trainer.sources import State
 
 
@@ -34,10 +38,14 @@ class PublishingLoop:
             end.
         state: of a loop that is to be continued, once the model's weights are loaded: what its
             `state_dict` gave. What it had left unpublished is published on entering.
+        rebase: go on from the version that the weights are (with a state: or come from) even if the
+            channel has gone on, or was moved back, meanwhile: the next version is a child of that
+            one. Otherwise that is refused. See `Publisher.rebase`.
         options: of the `Publisher`.
 
     Raises:
-        UsageError: `every` isn't at least 1.
+        UsageError: `every` isn't a whole number of at least 1, or the state is none of a loop.
+        HeadMoved: the weights are or come from a version that isn't the head, without `rebase`.
         PlaitError: as `Publisher` does, or `Publisher.load_state_dict`.
     """
 
@@ -50,18 +58,21 @@ class PublishingLoop:
         every: int = 1,
         client: RegistryClient | None = None,
         state: Mapping[str, Any] | None = None,
+        rebase: bool = False,
         **options: Any,
     ) -> None:
-        if every < 1:
-            raise UsageError(f"a version every {every} steps; expected at least 1")
-        self._every = every
+        self._every = check_every(every)
+        saved = None if state is None else _Saved.read(state)
         with ExitStack() as held:
             used = held.enter_context(connected()) if client is None else client
-            self.publisher = _publisher(
-                model, optimizer, state, client=used, policy=policy, **options
+            attach = options.pop("attach", True) or saved is not None
+            self.publisher = Publisher(
+                model, optimizer, client=used, policy=policy, attach=False, **options
             )
+            if attach:
+                _take_up(self.publisher, saved, rebase=rebase)
             self._held = held.pop_all()
-        self.steps = 0 if state is None else int(state["steps"])
+        self.steps = 0 if saved is None else saved.steps
         self._published_at = self.steps if self.publisher.holds_version else -1
 
     @property
@@ -141,20 +152,57 @@ class PublishingLoop:
             error.add_note(f"while closing the publisher: {second}")
 
 
-def _publisher(
-    model: torch.nn.Module | State | Callable[[], State] | TensorSource,
-    optimizer: torch.optim.Optimizer | None,
-    state: Mapping[str, Any] | None,
-    **options: Any,
-) -> Publisher:
-    if state is None:
-        return Publisher(model, optimizer, **options)
-    if missing := {"steps", "publisher"} - set(state):
-        raise UsageError(f"a loop's state lacks {', '.join(sorted(missing))}")
-    publisher = Publisher(model, optimizer, **{**options, "attach": False})
+def check_every(every: object) -> int:
+    """
+    Raises:
+        UsageError: it isn't a whole number of at least 1.
+    """
+    if type(every) is not int or every < 1:
+        raise UsageError(f"a version every {every!r} steps; expected a whole number, at least 1")
+    return every
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A loop's state: the count, and the publisher's."""
+
+    steps: int
+    publisher: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, state: object) -> "_Saved":
+        """
+        Raises:
+            UsageError: it is none of a loop.
+            FormatError: its count is damaged.
+        """
+        if not isinstance(state, Mapping):
+            raise UsageError(f"a loop's state is a mapping, got {type(state).__name__}")
+        if missing := {"steps", "publisher"} - set(state):
+            raise UsageError(f"a loop's state lacks {', '.join(sorted(missing))}")
+        return cls(
+            parse_integer(state["steps"], "a count of steps", INTEGER_MAX), state["publisher"]
+        )
+
+
+def _take_up(publisher: Publisher, saved: _Saved | None, *, rebase: bool) -> None:
+    """Finds out where the weights at hand stand; closes the publisher if they stand nowhere."""
     try:
-        publisher.load_state_dict(state["publisher"])
+        with told(beginning_a_loop):
+            _attach(publisher, saved, rebase=rebase)
     except BaseException:
         publisher.close(abandon=True)
         raise
-    return publisher
+
+
+def _attach(publisher: Publisher, saved: _Saved | None, *, rebase: bool) -> None:
+    try:
+        if saved is None:
+            publisher.attach()
+        else:
+            publisher.load_state_dict(saved.publisher)
+    except HeadMoved as moved:
+        if not rebase:
+            raise
+        # The publisher still has the state, whose changes since that version are the next publish.
+        publisher.rebase(to=moved.details["held"])

@@ -1,6 +1,5 @@
 """Waiting for a registry that is away."""
 
-import itertools
 import logging
 import random
 import threading
@@ -32,20 +31,37 @@ class Patience:
 
     def get(self, action: Callable[[], T]) -> T:
         """The action's result. What isn't a registry's absence is raised at once."""
-        deadline: float | None = None
-        for attempt in itertools.count():
+        waiting = Waiting(self)
+        while True:
             try:
                 return action()
             except PlaitError as error:
-                if not (error.retryable or isinstance(error, CommitUnknown)):
+                if self.stopping.wait(waiting.pause_after(error)):
                     raise
-                now = time.monotonic()
-                deadline = now + self.seconds if deadline is None else deadline
-                pause = min(_PAUSE_SECONDS * 2 ** min(attempt, 10), _PAUSE_MOST)
-                pause *= random.uniform(0.5, 1.0)
-                if now >= deadline:
-                    raise
-                logger.warning("waiting for the registry: %s", error.message)
-                if self.stopping.wait(min(pause, deadline - now)):
-                    raise
-        raise AssertionError("unreachable")
+
+
+class Waiting:
+    """For one action to succeed."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._deadline: float | None = None
+        self._failures = 0
+
+    def pause_after(self, error: PlaitError) -> float:
+        """Seconds from a failure of the action to its next attempt.
+
+        Raises:
+            PlaitError: the failure itself: waiting doesn't help, or has helped for long enough.
+        """
+        if not (error.retryable or isinstance(error, CommitUnknown)):
+            raise error
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._patience.seconds
+        if now >= self._deadline:
+            raise error
+        pause = min(_PAUSE_SECONDS * 2 ** min(self._failures, 10), _PAUSE_MOST)
+        self._failures += 1
+        logger.warning("waiting for the registry: %s", error.message)
+        return float(min(pause * random.uniform(0.5, 1.0), self._deadline - now))

@@ -184,7 +184,8 @@ class Publisher:
 
     def state_dict(self) -> dict[str, Any]:
         """What the trainer's own checkpoint should carry: identities, and the changes that aren't
-        committed, as far as this process publishes them. No weights; nobody is asked.
+        committed, as far as this process publishes them. No weights. Nobody is asked, unless
+        weights were changed by hand and have to be read back: then it waits for the registry.
 
         The changes are from the last committed version to the present weights, whether they were
         captured or not: of the size that publishing them has. Between two steps; in a group, every

@@ -52,18 +52,20 @@ def read_back(
     weights = SomeWeights(layout, arrays)
     fetcher = Fetcher(client, ChunkCache(), store=store)
     for step in plan_stored(client, parent.policy, str(parent.seq)).steps:
-        _follow(fetcher, step, weights)
+        _follow(fetcher, step, weights, version=parent.seq)
     for number, delta in pending.items():
         _add(share.cut.cut.frames[number], delta, weights)
     return SomeWeights(share.local, {name: share.part(name, arrays[name]) for name in names})
 
 
-def _follow(fetcher: Fetcher, step: PlanStep, weights: SomeWeights) -> None:
-    """One manifest, as far as it reaches these tensors."""
+def _follow(fetcher: Fetcher, step: PlanStep, weights: SomeWeights, *, version: int) -> None:
+    """One manifest on the way to a version, as far as it reaches these tensors."""
     if step.kind == "external":
         raise BaseMismatch(
-            f"the registry doesn't hold the weights that the line begins with ({step.target})",
-            remedy="attach again with base=, the weights of the last version",
+            f"the registry doesn't hold the weights that the line begins with ({step.target}), so "
+            f"that nothing can be read back from version {version}",
+            remedy=f"publisher.attach(base=…) with the weights of version {version}, of a checkout "
+            "say: the next publish is the difference to them",
             expected=step.target,
         )
     manifest = fetcher.manifest(step.manifest_digest)

@@ -109,6 +109,7 @@ def compare(saved: SavedChanges | None, proven: Proven) -> tuple[Claim, Uncommit
 
 _OTHER_SHARE: Final = (
     "the checkpoint's uncommitted changes are of another share of the model: each process loads "
-    "the state that it saved, and before the number of processes changes, publish and flush; "
+    "the state that it saved, and before the number of processes or the grain changes, publish and "
+    "flush; "
 )
 _OTHER_WEIGHTS: Final = "the checkpoint's uncommitted changes lead to other weights: load those; "

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.errors import HeadMoved, NotFound, UnknownBase
+from plait.errors import HeadMoved, LayoutChanged, NotFound, UnknownBase
 from plait.fingerprint import Fingerprint
 from plait.layout import Layout
 from plait.wire import ChannelDocument, VersionDocument
@@ -88,6 +88,13 @@ def find_standing(
     return Standing.beside(None, head)
 
 
+def why_there(head: ChannelDocument) -> str:
+    """Why a channel is where it is."""
+    who = f" by {head.actor}" if head.actor else ""
+    why = f": {head.reason}" if head.reason else ""
+    return f"{head.kind}{who} at {head.moved_at}{why}"
+
+
 def _versions_with(
     client: RegistryClient, policy: str, layout: Layout, fingerprint: Fingerprint
 ) -> list[VersionDocument]:
@@ -108,7 +115,7 @@ def _latest(client: RegistryClient, policy: str) -> VersionDocument | None:
 def _moved_on(held: VersionDocument, head: ChannelDocument, fingerprint: str) -> HeadMoved:
     return HeadMoved(
         f"these weights {_are(held, fingerprint)} {held.seq} of {held.policy!r}, but channel "
-        f"{head.channel!r} is at version {head.seq}: {_why(head)}",
+        f"{head.channel!r} is at version {head.seq}: {why_there(head)}",
         remedy=f"load version {head.seq} and attach again, or rebase(to={held.seq}) to continue "
         f"from version {held.seq} all the same",
         held=held.seq,
@@ -121,13 +128,6 @@ def _are(version: VersionDocument, fingerprint: str) -> str:
     return "are version" if version.fingerprint == fingerprint else "were trained on from version"
 
 
-def _why(head: ChannelDocument) -> str:
-    """Why a channel is where it is."""
-    who = f" by {head.actor}" if head.actor else ""
-    why = f": {head.reason}" if head.reason else ""
-    return f"{head.kind}{who} at {head.moved_at}{why}"
-
-
 def _refuse_unknown(
     client: RegistryClient,
     latest: VersionDocument,
@@ -136,11 +136,17 @@ def _refuse_unknown(
     hint: str,
 ) -> None:
     if latest.layout_digest != layout.digest:
-        client.layout(latest.layout_digest).require_equal(layout, what="the model")
+        known = client.layout(latest.layout_digest)
+        try:
+            known.require_equal(layout, what="the model")
+        except LayoutChanged as error:
+            error.remedy = "new_anchor=True starts a new line with another layout"
+            raise
     raise UnknownBase(
         f"no version of {latest.policy!r} has the weights that this trainer holds "
         f"(fingerprint {fingerprint}; the newest version, {latest.seq}, has {latest.fingerprint})",
         remedy=f"{hint}load a committed version; or pass base=, the weights of one, to publish the "
         "difference to it; or new_anchor=True to start a new line",
         fingerprint=str(fingerprint),
+        hint=hint,
     )

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from plait.errors import NotFound, UsageError
+from plait.fields import parse_digest, parse_integer
+from plait.fingerprint import Fingerprint
+from plait.limits import INTEGER_MAX
 from plait.wire import VersionDocument
 from plait_client.registry import RegistryClient
 from plait_trainer.saved_changes import SavedChanges, pack
@@ -13,6 +16,9 @@ from plait_trainer.share import Share
 from plait_trainer.steps import Uncommitted
 
 FORMAT: Final = "plait-trainer/2"
+
+_VERSION: Final = ("seq", "version_digest", "layout_digest", "fingerprint")
+_AS: Final = "pass what `state_dict` gave"
 
 
 def state_of(
@@ -61,14 +67,19 @@ class TrainerState:
             UsageError: another policy's or channel's state, or none at all.
             FormatError, CorruptionError: it is damaged.
         """
+        if not isinstance(state, Mapping):
+            raise UsageError(
+                f"a trainer state is a mapping, got {type(state).__name__}", remedy=_AS
+            )
         expected = (FORMAT, policy, channel)
         found = tuple(state.get(name) for name in ("format", "policy", "channel"))
         if found != expected:
             raise UsageError(f"the trainer state is of {found}; expected {expected}")
+        seq, version_digest = _version(state)
         digest, changes = state.get("changes_digest"), None
         if digest is not None:
             changes = SavedChanges.read(state.get("changes"), digest)
-        return cls(state.get("seq"), state.get("version_digest"), changes)
+        return cls(seq, version_digest, changes)
 
     def require_known(self, client: RegistryClient, policy: str) -> None:
         """
@@ -83,3 +94,15 @@ class TrainerState:
                 f"trainer committed as version {self.seq}",
                 remedy="is this the registry that it was committed to, or was it restored?",
             )
+
+
+def _version(state: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """The seq and the digest of a state's version: all of its fields are there, or none is."""
+    found = [state.get(name) for name in _VERSION]
+    if all(field is None for field in found):
+        return None, None
+    seq, version_digest, layout_digest, fingerprint = found
+    parse_digest(layout_digest, "a state's layout")
+    Fingerprint.parse(fingerprint)
+    number = parse_integer(seq, "a state's version", INTEGER_MAX)
+    return number, parse_digest(version_digest, "a state's version digest")
