@@ -1,20 +1,19 @@
 """Reconstruction: whether it is exact, what it holds, and what it takes, beside a snapshot."""
 
-import ctypes
-import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 
 from benchmarks.report import Section
+from benchmarks.timing import memory_given_back, resident_peak
 from benchmarks.workload import shapes
 from plait.cut import plain_cut
 from plait.grain import SlottedCut
+from plait.layout import Layout
 from plait_trainer.boundary_log import LogWriter
 from plait_trainer.inversion import Inversion, Options, error_offset
 from plait_trainer.live import TensorView, layout_of
@@ -30,8 +29,8 @@ _TIMED_STEPS: Final = 4
 _LEARNING_RATE: Final = 5e-7
 _BF16_BYTES_OF_QWEN3: Final = 2 * 596_049_920  # Qwen3-0.6B, its embedding tied
 
-
-Schedule = Callable[[int], float]
+Schedule: TypeAlias = Callable[[int], float]
+Detecting: TypeAlias = ReconstructionDetector | SnapshotDetector
 
 
 def _constant(learning_rate: float) -> Schedule:
@@ -155,8 +154,8 @@ def _costs() -> Section:
     small = {"warm-up": torch.nn.Parameter(torch.zeros(8))}
     rows = []
     for make in (ReconstructionDetector, SnapshotDetector):
-        _measured(make(), small, torch.optim.AdamW(small.values()))  # compiles what it takes
-        cost = _measured(make(), tensors, optimizer)
+        _measured(make, small, torch.optim.AdamW(small.values()))  # compiles what it takes
+        cost = _measured(make, tensors, optimizer)
         whole = cost.kept / cost.dense + cost.room / _BF16_BYTES_OF_QWEN3
         rows.append(
             [
@@ -176,7 +175,8 @@ def _costs() -> Section:
         f"FP32 masters, published as BF16, AdamW at {_LEARNING_RATE:g}. Shares are of the model's "
         "BF16 bytes. What is kept between steps grows with the model; the room that passes work "
         "in doesn't: how far resident memory rose beyond what is kept, and beyond the delta, "
-        "which is held twice until it is handed over. At full size: both, over all of Qwen3-0.6B. "
+        "which is held twice until it is handed over; not what the allocator holds for later. "
+        "At full size: both, over all of Qwen3-0.6B. "
         "Time of a capture in units of the optimizer's own step, wall clock, best of "
         f"{_TIMED_STEPS}, one thread for the detector and {torch.get_num_threads()} for the step.",
         ["detector", "kept", "room", "kept + room at full size", "delta", "of a fused step",
@@ -197,15 +197,34 @@ class _Cost:
 
 
 def _measured(
-    detector: ReconstructionDetector | SnapshotDetector,
+    make: Callable[[], Detecting],
     tensors: Mapping[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> _Cost:
-    """Attaches, and captures a few steps."""
+    """Of one detector that is timed, and of another one whose memory is measured."""
+    timed, detector = make(), make()
+    seconds, _, _ = _captured(timed, tensors, optimizer)
+    timed.close()
+    with memory_given_back() as before:
+        _, sizes, layout = _captured(detector, tensors, optimizer)
+        rose = resident_peak() - before
+    kept = layout.dense_bytes
+    if isinstance(detector, ReconstructionDetector):
+        kept = detector.report.log_bytes + detector.report.copied_bytes
+    detector.close()
+    room = max(rose - kept - 2 * max(sizes), 0)
+    return _Cost(layout.dense_bytes, kept, room, max(sizes), min(seconds[1:]))
+
+
+def _captured(
+    detector: Detecting,
+    tensors: Mapping[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+) -> tuple[list[float], list[int], Layout]:
+    """Attaches, and captures a few steps: seconds of each, and bytes of its delta."""
     live = {n: TensorView(n, p.detach(), torch.bfloat16) for n, p in tensors.items()}
     layout = layout_of(live.values())
     cut = plain_cut(layout, for_anchor=False)
-    before = _trimmed_memory()
     share = Share.whole(layout, SlottedCut(cut, (0,) * len(cut.frames)))
     detector.attach(live, share, optimizer=optimizer)
     seconds, sizes = [], []
@@ -218,26 +237,7 @@ def _measured(
         sizes.append(sum(d.positions.nbytes + d.differences.nbytes for d in deltas))
         detector.keep(capture)
         del capture, deltas  # the next one is made when this one has been handed over
-    kept = layout.dense_bytes
-    if isinstance(detector, ReconstructionDetector):
-        kept = detector.report.log_bytes + detector.report.copied_bytes
-    rose = _status("VmHWM") - before
-    detector.close()
-    room = max(rose - kept - 2 * max(sizes), 0)
-    return _Cost(layout.dense_bytes, kept, room, max(sizes), min(seconds[1:]))
-
-
-def _trimmed_memory() -> int:
-    """Resident bytes, freed ones given back; the kernel's high-water mark starts from there."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(x.split()[1]) * 1024 for x in lines if x.startswith(name + ":"))
+    return seconds, sizes, layout
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -4,7 +4,8 @@ import ctypes
 import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -46,23 +47,48 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
     Not counted: pages that were the process's before, as weights written in place.
     """
-    gc.collect()
-    allocator = ctypes.CDLL(None)
-    # What was freed before goes back, and large blocks come from the system, not from what some
-    # thread's heap still holds: work that takes such memory would leave no trace.
-    allocator.mallopt(_MMAP_THRESHOLD, 1 << 17)
-    allocator.malloc_trim(0)
-    _CLEAR_REFS.write_text(_RESET_PEAK)
-    before = _resident("VmRSS")
+    found: list[int] = []
+
+    def measure() -> None:
+        with memory_given_back() as before:
+            work()
+            found.append(max(resident_peak() - before, 0))
+
     # A thread of its own: what a thread keeps between calls is taken anew.
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=measure)
     thread.start()
     thread.join()
-    peak = _resident("VmHWM")
-    # Where glibc's own adapting ends, as it had before: else what is timed next is slower.
-    allocator.mallopt(_MMAP_THRESHOLD, 32 << 20)
-    allocator.mallopt(_TRIM_THRESHOLD, 64 << 20)
-    return max(peak - before, 0)
+    return found[0]
+
+
+@contextmanager
+def memory_given_back() -> Iterator[int]:
+    """Resident bytes now, from where the peak counts. Work in the body is slower.
+
+    What was freed before has gone back to the system, large blocks come from there, and what is
+    freed returns at once: memory that some heap holds for later would be counted, or would be used
+    again and leave no trace.
+    """
+    gc.collect()
+    allocator = ctypes.CDLL(None)
+    allocator.mallopt(_MMAP_THRESHOLD, 1 << 17)
+    allocator.mallopt(_TRIM_THRESHOLD, 0)
+    allocator.malloc.restype, allocator.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    # This thread's heap may be one that an ended thread has left: it shrinks as something is freed.
+    allocator.free(allocator.malloc(100_000))
+    allocator.malloc_trim(0)
+    _CLEAR_REFS.write_text(_RESET_PEAK)
+    try:
+        yield _resident("VmRSS")
+    finally:
+        # Where glibc's own adapting ends, as it had before: else what is timed next is slower.
+        allocator.mallopt(_MMAP_THRESHOLD, 32 << 20)
+        allocator.mallopt(_TRIM_THRESHOLD, 64 << 20)
+
+
+def resident_peak() -> int:
+    """The most bytes that were resident since memory was given back."""
+    return _resident("VmHWM")
 
 
 def _resident(field: str) -> int:
