@@ -69,7 +69,8 @@ class Pipeline:
 
     def uncommitted(self) -> tuple[VersionDocument | None, Uncommitted]:
         """The last version that is known to be committed, and the changes since then: captured
-        ones, and those since the last capture. Nothing moves, and nobody is asked.
+        ones, and those since the last capture. Nothing moves; the registry is asked only if the
+        detector has to read something back.
 
         Raises:
             PlaitError: as a capture does.
