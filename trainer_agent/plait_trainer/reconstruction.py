@@ -37,7 +37,7 @@ from plait_trainer.optimized import (
 from plait_trainer.partial_weights import LiveWeights, SomeWeights, in_parts
 from plait_trainer.share import Share
 from plait_trainer.tracked import Observed, Pass, Tracked
-from plait_trainer.watch import ReconstructionReport, Watch
+from plait_trainer.watch import ReconstructionReport, Watch, watch_steps
 
 logger = logging.getLogger("plait.trainer")
 
@@ -118,7 +118,7 @@ class ReconstructionDetector:
         for change in watch.compare(passes):
             watch.start_from(tracked[change.name], change, passes[change.name])
         self._watch, self._recall = watch, read_back
-        self._hook = optimizer.register_step_pre_hook(watch.before_step)
+        self._hook = watch_steps(watch)
         self._count()
         self._tell()
         return sum((t.kept for t in tracked.values()), ZERO)

@@ -5,12 +5,14 @@ reason; the detector answers for it.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+from weakref import WeakMethod
 
 import torch
 from numpy.typing import NDArray
+from torch.utils.hooks import RemovableHandle
 
 from plait.layout import TensorSpec
 from plait_trainer.boundary_log import LogWriter
@@ -275,3 +277,22 @@ class Watch:
         found = find_places(self.live, self.optimizer)
         for t in others:
             t.place = found.get(t.name)
+
+
+def watch_steps(watch: Watch) -> RemovableHandle:
+    """Has the watch look before each step of its optimizer, until the handle is removed.
+
+    The optimizer doesn't keep the watch: of one that nobody holds any longer, a function stays that
+    does nothing. It isn't taken away from here, as the collector may run while the optimizer walks
+    through its hooks.
+    """
+    looks: WeakMethod[Callable[..., None]] = WeakMethod(watch.before_step)
+
+    def before_step(*arguments: object) -> None:
+        if (look := looks()) is not None:
+            look(*arguments)
+
+    # A compiled training step calls it between two graphs. Dynamo, which this imports, is there
+    # already: constructing an optimizer imports it.
+    disable: Callable[[Callable[..., None]], Callable[..., None]] = torch.compiler.disable
+    return watch.optimizer.register_step_pre_hook(disable(before_step))
