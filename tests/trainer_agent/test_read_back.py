@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from plait.errors import BaseMismatch, RegistryUnavailable
+from plait.tensors import StateDictWeights
 from plait_client.checkout import checkout
 from plait_client.checkpoint import CheckpointFolder
 from plait_client.registry import RegistryClient
@@ -104,15 +105,20 @@ def test_an_external_line_has_nothing_to_read_back(client: RegistryClient, polic
     with publisher:
         publisher.publish()
         run.step()
-        publisher.publish().result()
+        version, last = publisher.publish().version, run.expected()
         run.model.up.bias.data[0] = 3
         run.step()
         for _ in range(2):
             with pytest.raises(BaseMismatch, match="doesn't hold the weights"):
                 publisher.publish()
-    assert detector.report.read_back == 0
-    assert client.version(policy, "main").seq == 2
-    assert_bits_equal(weights_at(client, policy, 1, dict(base)), base)
+        assert detector.report.read_back == 0
+        assert client.version(policy, "main").seq == 2
+        assert_bits_equal(weights_at(client, policy, 1, dict(base)), base)
+        # With the last version's weights at hand, as the remedy says, it goes on.
+        held = StateDictWeights(client.layout(version.layout_digest), last)
+        publisher.attach(base=held)
+        assert publisher.publish().version.seq == 3
+    assert_bits_equal(weights_at(client, policy, 3, dict(base)), run.expected())
 
 
 def test_weights_loaded_before_the_first_publish_are_simply_its_anchor(
