@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plait.errors import BaseMismatch, PublishError
+from plait.errors import BaseMismatch, PublishError, UsageError
+from plait.layout import Layout
+from plait.names import check_name
 from plait.store import Store
 from plait.weights import Weights
 from plait.wire import VersionDocument
@@ -14,7 +16,10 @@ from plait_client.registry import RegistryClient
 from plait_trainer.asking import ask
 from plait_trainer.committer import Committer
 from plait_trainer.departure import Departure
+from plait_trainer.dtypes import DtypeRule
+from plait_trainer.group import LEADER
 from plait_trainer.line import Line
+from plait_trainer.options import check_actor
 from plait_trainer.patience import Patience
 from plait_trainer.peers import Peers
 from plait_trainer.pipeline import Pipeline
@@ -32,7 +37,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a publisher was told about its line; see `Publisher`."""
+    """What a publisher was told about its line; see `Publisher`.
+
+    Raises:
+        DocumentInvalid: a policy or channel can't have that name.
+        UsageError: an actor or a store that there can't be.
+    """
 
     policy: str
     channel: str
@@ -41,6 +51,26 @@ class Settings:
     side_files: Path | None
     actor: str
     store: Store | None
+    dtypes: DtypeRule = field(default_factory=DtypeRule)
+    ties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_name(self.policy, "policy")
+        check_name(self.channel, "channel")
+        check_actor(self.actor)
+        if self.store is not None and not isinstance(self.store, Store):
+            raise UsageError(
+                f"store is {self.store!r:.80}; expected one of plait.store",
+                remedy="open it with plait.store.open_store",
+            )
+
+    def tell_unmatched(self, layout: Layout) -> None:
+        """Warns of what was said about names that no published tensor has: misspelt, perhaps."""
+        names = {tensor.name for tensor in layout.tensors}
+        odd = [f"dtypes {pattern!r}" for pattern in self.dtypes.unmatched(names)]
+        odd += [f"ties {name!r}" for name in self.ties.values() if name not in names]
+        if odd:
+            logger.warning("no published tensor has the name of %s", ", ".join(odd))
 
     def line(self, division: Division) -> Line:
         return Line(
@@ -183,6 +213,8 @@ class Attachment:
     def _origins(self, base: Weights | None) -> Origins:
         """What the weights are, and what they are known to come from."""
         proven, state = self._model.prove(base), self._state
+        if self._peers.rank == LEADER:
+            self._settings.tell_unmatched(proven.division.layout)
         if base is not None or state is None:
             return Origins.alone(proven)
         own: list[Uncommitted | None] = []

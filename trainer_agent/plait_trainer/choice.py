@@ -73,6 +73,9 @@ class AutoDetector:
         return self.chosen
 
 
+# What a detector does; a protocol's own check would ask for its properties, too.
+_DOES: Final = ("attach", "capture", "keep", "close")
+
 _BY_NAME: Final[Mapping[str, Callable[[], Detector]]] = {
     "auto": AutoDetector,
     "reconstruction": ReconstructionDetector,
@@ -84,9 +87,16 @@ def detector_of(detector: Detector | DetectorName) -> Detector:
     """A detector itself, or a new one by name.
 
     Raises:
-        UsageError: no such name.
+        UsageError: no such name, or something else.
     """
     if not isinstance(detector, str):
+        if isinstance(detector, type) or not all(
+            callable(getattr(detector, n, None)) for n in _DOES
+        ):
+            raise UsageError(
+                f"detector is {detector!r:.80}; expected a detector, or one of "
+                f"{', '.join(_BY_NAME)}"
+            )
         return detector
     if detector not in _BY_NAME:
         raise UsageError(f"no detector {detector!r}; expected one of {', '.join(_BY_NAME)}")

@@ -8,6 +8,7 @@ import torch
 
 from plait.errors import UsageError
 from plait.tensors import DTYPES
+from plait_trainer.options import check_mapping
 
 # What a training framework keeps wide and an engine serves narrow. One-byte floats come with scales
 # that belong to their very bits, and are never cast by default.
@@ -30,12 +31,9 @@ class DtypeRule:
     overrides: Mapping[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.overrides, Mapping):
-            raise UsageError(
-                f"dtypes is a {type(self.overrides).__name__}; expected name pattern → dtype"
-            )
+        check_mapping(self.overrides, "dtypes")
         for name in (self.default, *self.overrides.values()):
-            if name is not None and name not in DTYPES:
+            if name is not None and str(name) not in DTYPES:
                 raise UsageError(
                     f"unknown dtype {name!r} to publish in; expected None or one of "
                     f"{', '.join(DTYPES)}"

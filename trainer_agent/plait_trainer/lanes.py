@@ -4,7 +4,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import distributed
@@ -16,6 +16,9 @@ from plait_trainer.live import ShardView
 from plait_trainer.shards import is_distributed
 
 logger = logging.getLogger("plait.trainer")
+
+# Seconds: for ever, as far as torch's clocks go.
+_LONGEST: Final = 365 * 86400.0
 
 # None: as the model says. True, False: all of torch's processes, or this one alone.
 Choice: TypeAlias = "distributed.ProcessGroup | bool | None"
@@ -49,8 +52,8 @@ class Lanes:
         parent = None if group is True else group
 
         def opened() -> Group:
-            most = timeout + 3 * patience
-            lane: Group = torch_group.TorchGroup(parent, timeout=most, open_within=timeout)
+            most, opening = min(timeout + 3 * patience, _LONGEST), min(timeout, _LONGEST)
+            lane: Group = torch_group.TorchGroup(parent, timeout=most, open_within=opening)
             return lane
 
         return cls(captures=opened(), commits=opened())

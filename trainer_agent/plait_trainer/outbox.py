@@ -10,6 +10,7 @@ from plait.errors import PublisherClosed, UsageError
 from plait.fingerprint import Fingerprint
 from plait.version_record import Proof
 from plait_trainer.future import PublishFuture, PublishMetrics
+from plait_trainer.options import check_whole
 from plait_trainer.steps import Step
 
 WhenFull = Literal["wait", "merge"]
@@ -44,11 +45,9 @@ class Outbox:
     """
 
     def __init__(self, size: int, when_full: WhenFull) -> None:
-        if size < 1 or when_full not in get_args(WhenFull):
-            raise UsageError(
-                f"a queue of size {size} that does {when_full!r} when full; "
-                f"expected at least 1, and one of {get_args(WhenFull)}"
-            )
+        check_whole(size, "queue_size")
+        if when_full not in get_args(WhenFull):
+            raise UsageError(f"when_full is {when_full!r}; expected one of {get_args(WhenFull)}")
         self._size, self._when_full = size, when_full
         self._waiting: deque[Publish] = deque()
         self._changed = threading.Condition()

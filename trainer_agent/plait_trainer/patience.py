@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from plait.errors import CommitUnknown, PlaitError
+from plait_trainer.options import check_seconds
 
 _PAUSE_SECONDS: Final = 0.2
 _PAUSE_MOST: Final = 4.0  # a trainer that waits should notice soon that it need not
@@ -24,10 +25,16 @@ class Patience:
     Attributes:
         seconds: from its first failure on.
         stopping: set to give up at once.
+
+    Raises:
+        UsageError: not a number of seconds.
     """
 
     seconds: float
     stopping: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        check_seconds(self.seconds, "patience")
 
     def get(self, action: Callable[[], T]) -> T:
         """The action's result. What isn't a registry's absence is raised at once."""

@@ -23,6 +23,7 @@ from plait_trainer.dtypes import DtypeRule
 from plait_trainer.future import PublishFuture
 from plait_trainer.lanes import Choice, Lanes, chosen_group
 from plait_trainer.live import TensorSource
+from plait_trainer.options import check_path, check_seconds
 from plait_trainer.outbox import WhenFull
 from plait_trainer.patience import Patience
 from plait_trainer.peers import Peers
@@ -100,13 +101,17 @@ class Publisher:
         peer_timeout: float = 1800.0,
         attach: bool = True,
     ) -> None:
-        source = source_of(model, DtypeRule(dtype, dtypes or {}), ties or {}, names)
+        rule = DtypeRule(dtype, {} if dtypes is None else dtypes)
+        aliases = {} if ties is None else ties
+        source = source_of(model, rule, aliases, names)
         cuts = Grain(grain, _kv_heads(model) if kv_heads is None else kv_heads)
         self._settings = Settings(
             policy, channel, new_anchor=new_anchor, external=external,
-            side_files=None if side_files is None else Path(side_files), actor=actor, store=store,
+            side_files=check_path(side_files, "side_files"), actor=actor, store=store,
+            dtypes=rule, ties=aliases,
         )  # fmt: skip
         self._patience = Patience(patience)
+        check_seconds(peer_timeout, "peer_timeout", above=0)
 
         def open_lanes() -> Lanes:
             chosen = chosen_group(group, model, source.tensors)

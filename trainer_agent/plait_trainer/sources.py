@@ -11,6 +11,7 @@ from plait_trainer import huggingface
 from plait_trainer.dtypes import DtypeRule
 from plait_trainer.live import LiveTensor, TensorSource
 from plait_trainer.naming import canonical_names
+from plait_trainer.options import check_mapping
 from plait_trainer.shards import view_of, written_views
 from plait_trainer.ties import without_aliases
 
@@ -34,11 +35,25 @@ class MappingSource:
     convert: Converter | None = None
 
     def tensors(self) -> Iterator[LiveTensor]:
-        state = canonical_names(self.state() if callable(self.state) else self.state)
+        state = canonical_names(_checked(self.state() if callable(self.state) else self.state))
         state = without_aliases(state, self.ties)
         written = state if self.convert is None else self.convert(state)
         for name, tensor in written.items():
             yield view_of(name, tensor, self.dtypes.published(name, tensor, kept=False))
+
+
+def _checked(state: object) -> State:
+    """
+    Raises:
+        UsageError: not tensors by name.
+    """
+    tensors = check_mapping(state, "the model")
+    if odd := [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]:
+        raise UsageError(
+            f"{odd[0]!r} is a {type(tensors[odd[0]]).__name__}; expected a tensor",
+            remedy="publish named tensors only: leave other state out",
+        )
+    return tensors
 
 
 class ModuleSource:
@@ -111,11 +126,20 @@ def source_of(
     """The source that a publisher's first argument stands for.
 
     Raises:
-        UsageError: none that it could be.
+        UsageError: none that it could be; or the others aren't what they should be.
     """
+    if not all(isinstance(name, str) for name in check_mapping(ties, "ties").values()):
+        raise UsageError(f"ties is {ties!r:.80}; expected text → text")
+    if convert is not None and not callable(convert):
+        raise UsageError(f"names is {convert!r:.80}; expected a function of a state dict")
     if isinstance(model, torch.nn.Module):
         return ModuleSource(model, dtypes, ties, convert)
     if isinstance(model, TensorSource):
+        if dtypes.overrides or ties or convert is not None:
+            raise UsageError(
+                f"a {type(model).__name__} says itself how its tensors are published",
+                remedy="tell it, rather than the publisher, of dtypes, ties and names",
+            )
         return model
     if isinstance(model, Mapping) or callable(model):
         return MappingSource(model, dtypes, ties, convert)

@@ -73,6 +73,7 @@ class TrackedModel:
             base: prove these weights, of the whole layout, instead of the live ones.
         Raises:
             PublishError: their parts don't make up a model; or one of them can't read its own.
+            UsageError: there is nothing in it.
         """
         looks: list[Held] = []
 
@@ -82,6 +83,11 @@ class TrackedModel:
 
         blocks = self._peers.agree("look at the model", look)
         division = share_out(blocks, rank=self._peers.rank, grain=self._grain)  # type: ignore[arg-type]
+        if not division.layout.tensors:
+            raise UsageError(
+                "the model has no tensors to publish",
+                remedy="publish a module with parameters or persistent buffers, or named tensors",
+            )
         held, share = looks[0], division.deltas
         local: list[Weights] = []
 

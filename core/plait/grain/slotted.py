@@ -85,11 +85,19 @@ class Grain:
 
     Attributes:
         shares: 1 for none.
+
+    Raises:
+        UsageError: shares or heads that aren't whole numbers from 1 up.
     """
 
     shares: int = 1
     kv_heads: int | None = None
     rules: Rules = DEFAULT_RULES
+
+    def __post_init__(self) -> None:
+        for what, value in (("a grain", self.shares), ("a number of heads", self.kv_heads)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise UsageError(f"{what} of {value!r}; expected a whole number from 1 up")
 
     def cut(self, layout: Layout, *, for_anchor: bool) -> SlottedCut:
         return grain_cut(
