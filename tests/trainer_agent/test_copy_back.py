@@ -1,5 +1,7 @@
 """FP32 masters rounded into BF16 parameters: what the copy changes is what is published."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -174,6 +176,50 @@ def test_a_master_that_lies_otherwise_is_refused() -> None:
     _, layout, cut = attached({"w": parameter})
     with pytest.raises(UsageError, match="expected the same"):
         detector.attach(live_of({"w": parameter}), share_of(layout, cut))
+
+
+def test_pairs_that_are_given_only_once_are_refused_at_the_copy() -> None:
+    run = MixedRun(5)
+    once = iter(run.pairs)
+    detector = CopyBackDetector(lambda: once)
+    _, layout, cut = attached(run.model.state_dict())
+    detector.attach(live_of(run.model.state_dict()), share_of(layout, cut))
+    before = run.expected()
+    run.step()
+    with pytest.raises(UsageError, match="0 pairs were given, and 4"):
+        detector.copy()
+    narrow = [name for name, tensor in before.items() if tensor.dtype == torch.bfloat16]
+    now = run.expected()
+    assert_bits_equal({n: now[n] for n in narrow}, {n: before[n] for n in narrow})
+
+
+@pytest.mark.parametrize("pair", [1, (torch.zeros(2),), (torch.zeros(2), None)])
+def test_what_is_no_pair_is_refused(pair: Any) -> None:
+    run = MixedRun(6)
+    _, layout, cut = attached(run.model.state_dict())
+    with pytest.raises(UsageError, match="expected a parameter and its master"):
+        CopyBackDetector(lambda: [pair]).attach(
+            live_of(run.model.state_dict()), share_of(layout, cut)
+        )
+    with pytest.raises(UsageError, match="expected a function"):
+        CopyBackDetector([pair])  # type: ignore[arg-type]
+
+
+def test_masters_of_each_other_s_parameters_publish_what_the_parameters_are() -> None:
+    run = MixedRun(7)
+    layers = [nn.Linear(4, 4).bfloat16() for _ in range(2)]
+    weights = [layer.weight for layer in layers]
+    masters = [w.detach().float() for w in weights]
+    state = {"a": weights[0].detach(), "b": weights[1].detach(), **run.model.state_dict()}
+    detector = CopyBackDetector(lambda: zip(weights, reversed(masters), strict=True))
+    snapshot, layout, cut = attached(state)
+    live = live_of(state)
+    detector.attach(live, share_of(layout, cut))
+    snapshot.attach(live, share_of(layout, cut))
+    masters[0] += 1
+    detector.copy()
+    assert torch.equal(weights[1], masters[0].bfloat16())
+    assert_same_capture(detector.capture(live), snapshot.capture(live))
 
 
 def test_an_unattached_detector_is_refused() -> None:

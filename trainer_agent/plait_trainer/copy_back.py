@@ -67,10 +67,20 @@ class CopyBackDetector:
 
     Args:
         pairs: gives the parameters and their masters; asked at every attach and every copy.
+
+    Raises:
+        UsageError: not a function.
     """
 
     def __init__(self, pairs: Callable[[], Pairs]) -> None:
+        if not callable(pairs):
+            raise UsageError(
+                f"pairs is a {type(pairs).__name__}; expected a function that gives them",
+                remedy="pass lambda: zip(parameters, masters)",
+            )
         self._pairs = pairs
+        # How many there were at the last attach.
+        self._count = 0
         self._state: _State | None = None
         self._closed = False
 
@@ -90,13 +100,14 @@ class CopyBackDetector:
         """As the port says.
 
         Raises:
-            UsageError: a master whose elements don't lie as its parameter's do.
+            UsageError: a master whose elements don't lie as its parameter's do; or no pairs.
             LayoutChanged: the base has another layout than the share.
         """
-        self._state, self._closed = None, False
+        self._state, self._closed, self._count = None, False, 0
         if base is not None:
             share.local.require_equal(base.layout, what="the base")
-        masters = dict(_masters_of(live, list(self._pairs())))
+        pairs = self._paired()
+        masters, self._count = dict(_masters_of(live, pairs)), len(pairs)
 
         def read(spec: TensorSpec, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
             new = live[spec.name].bits(start, stop)
@@ -125,7 +136,8 @@ class CopyBackDetector:
         closed, training may go on with the copy alone.
 
         Raises:
-            PublishError: not attached yet. Nothing was copied.
+            PublishError, UsageError: not attached yet; or fewer pairs than there were, or none.
+                Nothing was copied.
         """
         if self._closed:
             self._round()
@@ -181,15 +193,41 @@ class CopyBackDetector:
         """Let go of the copies. Closing twice is allowed."""
         self._state, self._closed = None, True
 
+    def _paired(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The pairs of now.
+
+        Raises:
+            UsageError: something else, or fewer than there were.
+        """
+        pairs = list(self._pairs())
+        for pair in pairs:
+            kinds = [isinstance(each, torch.Tensor) for each in pair] if _is_row(pair) else []
+            if kinds != [True, True]:
+                raise UsageError(
+                    f"a pair is {type(pair).__name__}; expected a parameter and its master"
+                )
+        if len(pairs) < self._count:
+            raise UsageError(
+                f"{len(pairs)} pairs were given, and {self._count} when the detector attached",
+                remedy="give all of them at every call: an iterator is used up after one; or "
+                "attach again",
+            )
+        return pairs
+
     def _round(self) -> None:
+        pairs = self._paired()
         with torch.no_grad():
-            for parameter, master in self._pairs():
+            for parameter, master in pairs:
                 parameter.copy_(master)
 
     def _attached(self) -> _State:
         if self._state is None:
             raise PublishError("the detector isn't attached", remedy="call attach() first")
         return self._state
+
+
+def _is_row(pair: object) -> bool:
+    return isinstance(pair, tuple | list)
 
 
 def _read_back(state: _State, lost: set[str]) -> Deltas:
