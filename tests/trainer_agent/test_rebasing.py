@@ -22,12 +22,12 @@ def test_a_loop_goes_on_from_its_checkpoint_although_the_channel_went_on(
     loop = PublishingLoop(run.model, policy=policy, every=2, client=client)
     loop.begin()
     for number in range(3 if uncommitted else 2):
-        run.step(number)
+        run.step(1000 + number)  # changes of its own: chunks are shared by all tests
         loop.step()
     loop.publisher.flush()
     torch.save({"model": run.model.state_dict(), "loop": loop.state_dict()}, tmp_path / "saved")
     for number in range(3, 7):
-        run.step(number)
+        run.step(1000 + number)  # changes of its own: chunks are shared by all tests
         loop.step()
     loop.close()
     head = client.version(policy, "main").seq
