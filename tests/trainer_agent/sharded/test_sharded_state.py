@@ -52,7 +52,7 @@ def test_states_of_others_are_refused_and_say_what_helps(
         ],
     )
     for ranks, words in (
-        (three, "before the number of processes changes, publish and flush"),
+        (three, "before the number of processes or the grain changes, publish"),
         (same, "each process loads the state that it saved"),
         (other, "lead to other weights"),
     ):
