@@ -164,6 +164,11 @@ def human_bytes(size: int) -> str:
     return f"{value:.3g} TB"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "-"

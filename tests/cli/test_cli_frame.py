@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from plait.errors import LimitExceeded, NotInstalledError, PlaitError
 from plait_client import cli, output
-from plait_client.output import Output, human_bytes, print_error
+from plait_client.output import Output, counted, human_bytes, print_error
 from tests.cli.conftest import Shell
 
 
@@ -136,3 +136,7 @@ def test_completion_completes(installed: Shell, tmp_path: Path) -> None:
     assert set(installed.run(**words).stdout.split()) == {"checkout", "channel"}
     assert installed.json("completion", "zsh")["shell"] == "zsh"
     assert installed.run("--version").stdout.startswith("0.")
+
+
+def test_one_is_not_many() -> None:
+    assert [counted(n, "step") for n in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]

@@ -89,5 +89,5 @@ def test_the_environment_names_the_registry(
 def test_a_version_every_so_many_steps_needs_a_whole_number(
     every: Any, client: RegistryClient, policy: str
 ) -> None:
-    with pytest.raises(UsageError, match="expected a whole number, at least 1"):
+    with pytest.raises(UsageError, match="expected a whole number of at least 1"):
         PublishingLoop({"w": torch.ones(4)}, policy=policy, every=every, client=client)

@@ -19,7 +19,8 @@ from transformers import TrainerCallback
 from plait.errors import CheckpointInvalid, PlaitError, UsageError
 from plait.names import check_name
 from plait_client.registry import RegistryClient
-from plait_trainer.loop import PublishingLoop, check_every
+from plait_trainer.loop import PublishingLoop
+from plait_trainer.options import check_whole
 from plait_trainer.publisher import Publisher
 from plait_trainer.remedies import beginning_training, in_training, told
 from plait_trainer.state import state_of
@@ -64,7 +65,7 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
         **options: Any,
     ) -> None:
         # Whatever can be told before a model is set up is told before.
-        self._policy, self._every = check_name(policy, "policy"), check_every(every)
+        self._policy, self._every = check_name(policy, "policy"), check_whole(every, "every")
         self._client, self._rebase, self._options = client, rebase, _checked(options)
         self._loop: PublishingLoop | None = None
 

@@ -14,6 +14,7 @@ from plait_client.connection import connected
 from plait_client.registry import RegistryClient
 from plait_trainer.future import PublishFuture
 from plait_trainer.live import TensorSource
+from plait_trainer.options import check_whole
 from plait_trainer.publisher import Publisher
 from plait_trainer.remedies import beginning_a_loop, told
 from plait_trainer.sources import State
@@ -61,7 +62,7 @@ class PublishingLoop:
         rebase: bool = False,
         **options: Any,
     ) -> None:
-        self._every = check_every(every)
+        self._every = check_whole(every, "every")
         saved = None if state is None else _Saved.read(state)
         with ExitStack() as held:
             used = held.enter_context(connected()) if client is None else client
@@ -150,16 +151,6 @@ class PublishingLoop:
         except PlaitError as second:
             # The body's own error is the one to be told, and this one beside it.
             error.add_note(f"while closing the publisher: {second}")
-
-
-def check_every(every: object) -> int:
-    """
-    Raises:
-        UsageError: it isn't a whole number of at least 1.
-    """
-    if type(every) is not int or every < 1:
-        raise UsageError(f"a version every {every!r} steps; expected a whole number, at least 1")
-    return every
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, name, initializer=self._begin)
-        self._number: int | None = None
+        self._own: threading.Thread | None = None
         self._stopped = False
 
     def start(self, action: Callable[[], object]) -> None:
@@ -58,10 +58,10 @@ class Worker:
     @property
     def is_current(self) -> bool:
         """Whether it is this thread that asks: what it waits for would wait for it."""
-        return self._number == threading.get_ident()
+        return self._own is threading.current_thread()
 
     def _begin(self) -> None:
-        self._number = threading.get_ident()
+        self._own = threading.current_thread()
 
     def _submit(self, action: Callable[[], T]) -> "Future[T]":
         try:

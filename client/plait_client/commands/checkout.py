@@ -8,7 +8,7 @@ import typer
 
 from plait_client.checkout import checkout
 from plait_client.connection import connected, fetcher_of
-from plait_client.output import JsonOption, Output, human_bytes
+from plait_client.output import JsonOption, Output, counted, human_bytes
 
 
 def register(app: typer.Typer) -> None:
@@ -54,5 +54,5 @@ def checkout_command(
         output.line("repaired what a killed run had left unfinished")
     output.line(
         f"{directory} holds {result.version.policy}@{result.version.seq} ({result.way}, "
-        f"{result.steps} steps, {human_bytes(result.fetched_bytes)})"
+        f"{counted(result.steps, 'step')}, {human_bytes(result.fetched_bytes)})"
     )

@@ -7,7 +7,7 @@ import typer
 from plait.wire import HeldState
 from plait_client.commands.arguments import PolicyArgument
 from plait_client.connection import connected
-from plait_client.output import JsonOption, Output, human_bytes
+from plait_client.output import JsonOption, Output, counted, human_bytes
 
 
 def register(app: typer.Typer) -> None:
@@ -38,4 +38,5 @@ def plan_command(
             for s in plan.steps
         ],
     )
-    output.line(f"{len(plan.steps)} steps to {policy}@{plan.seq}, {human_bytes(plan.total_bytes)}")
+    steps = counted(len(plan.steps), "step")
+    output.line(f"{steps} to {policy}@{plan.seq}, {human_bytes(plan.total_bytes)}")
