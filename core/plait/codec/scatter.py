@@ -14,7 +14,7 @@ from plait.codec.terms import sum_terms
 # Increments are made of this many changes at once, which the smallest cache holds.
 _BLOCK: Final = 1 << 12
 
-# Changes that are on their way from memory: measured best from 64 up.
+# Changes that are on their way from memory: measured best from 96 to 256.
 _AHEAD: Final = 128
 
 

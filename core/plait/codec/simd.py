@@ -59,7 +59,11 @@ def bits_set(_typing: Any, mask: Any) -> Any:  # noqa: ARG001
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_typing: Any, array: Any, item: Any) -> Any:  # noqa: ARG001
-    """Asks for the cache line of an item, to be written to; the array needn't have that many."""
+    """Asks for an item's cache line, into the second cache; the array needn't have that many.
+
+    More lines can be on their way there at once than to the first one, and an item comes from
+    there in no time.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -67,7 +71,7 @@ def prefetch(_typing: Any, array: Any, item: Any) -> Any:  # noqa: ARG001
         number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [place, number(1), number(3), number(1)])
+        builder.call(function, [place, number(0), number(2), number(1)])
         return context.get_dummy_value()
 
     return types.none(array, types.intp), generate
