@@ -27,8 +27,8 @@ from plait.weights import ArrayWeights
 _GRAIN: Final = 8
 _DENSITY: Final = 0.01
 _RUNS: Final = 15
-# Shaped like Qwen3-0.6B, with a quarter of its layers and vocabulary.
-_HIDDEN, _QUERY, _KEY_VALUE, _FEED, _VOCABULARY, _LAYERS = 1024, 2048, 1024, 3072, 37_984, 7
+# Shaped like Qwen3-0.6B.
+_HIDDEN, _QUERY, _KEY_VALUE, _FEED, _VOCABULARY, _LAYERS = 1024, 2048, 1024, 3072, 151_936, 28
 _KV_HEADS: Final = 8
 # Differences of a BF16 policy's step: nine in ten are one bit up or down.
 _STEPS: Final = np.array([1, -1] * 9 + [2, -2, 3, -40], np.int16).view(np.uint16)
@@ -92,7 +92,7 @@ def grain_section() -> Section:
         )
     return Section(
         "A parallel grain",
-        f"{model.total_elements:,} BF16 elements shaped like a quarter of Qwen3-0.6B, "
+        f"{model.total_elements:,} BF16 elements shaped like Qwen3-0.6B, "
         f"{_DENSITY:.0%} of them changed at random. Detection, planes, zstd, chunk files and "
         f"digests on one thread, processor time, least of {_RUNS} runs: of a publisher that "
         "goes on along its cut, and of a first version, for which the sweep is laid out too. "

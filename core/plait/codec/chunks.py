@@ -247,12 +247,16 @@ def _check_tensors(header: Mapping[str, Any], rows: list[FrameRow], size: int) -
             end += stored
     tensors = {key: value for key, value in header.items() if key != "__metadata__"}
     # As text: to Python, 5.0 and 5 are equal, and so are False and 0.
-    found, wanted = (
-        {key: json.dumps(value, sort_keys=True) for key, value in named.items()}
-        for named in (tensors, expected)
-    )
-    if found != wanted:
-        odd = sorted(key for key in found | wanted if found.get(key) != wanted.get(key))
+    if _as_text(tensors) != _as_text(expected):
+        odd = sorted(
+            key
+            for key in tensors | expected
+            if key not in expected or _as_text(tensors.get(key)) != _as_text(expected[key])
+        )
         raise ChunkInvalid(f"tensors and directory of the chunk disagree: {', '.join(odd[:4])}")
     if end != size:
         raise ChunkInvalid(f"chunk holds {size} bytes of planes, its directory {end}")
+
+
+def _as_text(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
