@@ -1,6 +1,6 @@
 """A long run of every fuzz target, steered by coverage: `make fuzz SECONDS=3600`.
 
-    python -m tests.fuzz --seconds 3600     all targets in turn, a process each
+    python -m tests.fuzz --seconds 3600     all targets in turn
     python -m tests.fuzz run TARGET …       one of them; libFuzzer's options follow
     python -m tests.fuzz replay TARGET FILE  one finding, with its traceback
 
@@ -20,6 +20,7 @@ from typing import Final
 _FOLDER: Final = Path(".cache/fuzz")
 _FINDINGS: Final = _FOLDER / "findings"
 _MEMORY_MIB: Final = 1024
+_PART_SECONDS: Final = 120
 _SECONDS_PER_INPUT: Final = 30
 _INPUT_BYTES: Final = 2048
 
@@ -40,15 +41,38 @@ def _run_all(names: list[str], seconds: int) -> int:
     from tests.fuzz.targets import TARGETS
 
     names = names or list(TARGETS)
+    if unknown := sorted(set(names) - set(TARGETS)):
+        sys.exit(f"no fuzz target {', '.join(unknown)}; there are {', '.join(TARGETS)}")
     _FINDINGS.mkdir(parents=True, exist_ok=True)
     failed = 0
     for name in names:
-        corpus = _FOLDER / name
-        corpus.mkdir(exist_ok=True)
+        (_FOLDER / name).mkdir(exist_ok=True)
+        (_FOLDER / f"{name}.log").write_text("")
         before = set(_FINDINGS.iterdir())
+        executions, code = _run_parts(name, max(seconds // len(names), 1))
+        found = sorted(set(_FINDINGS.iterdir()) - before)
+        failed += bool(found) or code != 0
+        print(
+            f"{name:16} {executions:>10,} executions, "
+            f"{len(list((_FOLDER / name).iterdir())):>5} inputs kept, {len(found)} findings"
+            + "".join(f"\n  {path}" for path in found)
+            + (f"\n  ended with {code}, see {_FOLDER / name}.log" if code else ""),
+            flush=True,
+        )
+    return min(failed, 1)
+
+
+def _run_parts(name: str, seconds: int) -> tuple[int, int]:
+    """Runs a target in processes that follow each other: executions, and how the last one ended.
+
+    A process that lasted would reach the limit on memory by itself: atheris keeps 160 bytes of
+    every comparison of arrays.
+    """
+    executions = 0
+    for done in range(0, seconds, _PART_SECONDS):
         command = [
-            sys.executable, "-m", "tests.fuzz", "run", name, str(corpus),
-            f"-max_total_time={max(seconds // len(names), 1)}", f"-max_len={_INPUT_BYTES}",
+            sys.executable, "-m", "tests.fuzz", "run", name, str(_FOLDER / name),
+            f"-max_total_time={min(_PART_SECONDS, seconds - done)}", f"-max_len={_INPUT_BYTES}",
             f"-rss_limit_mb={_MEMORY_MIB}", f"-timeout={_SECONDS_PER_INPUT}",
             f"-artifact_prefix={_FINDINGS}/{name}-", "-print_final_stats=1", "-verbosity=0",
             # On a busy machine any input may take long: only one that never ends is a finding.
@@ -58,21 +82,15 @@ def _run_all(names: list[str], seconds: int) -> int:
             "NUMBA_BOUNDSCHECK": "1",
             "NUMBA_CACHE_DIR": str((_FOLDER / "compiled").resolve()),
         }
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        log = done.stdout + done.stderr
-        (_FOLDER / f"{name}.log").write_text(log)
-        executions = re.search(r"number_of_executed_units: (\d+)", log)
-        found = sorted(set(_FINDINGS.iterdir()) - before)
-        failed += bool(found) or done.returncode != 0
-        print(
-            f"{name:16} {int(executions[1]) if executions else 0:>10,} executions, "
-            f"{len(list(corpus.iterdir())):>5} inputs kept, {len(found)} findings"
-            + "".join(f"\n  {path}" for path in found)
-            + (f"\n  ended with {done.returncode}, see {_FOLDER / name}.log"
-               if done.returncode else ""),
-            flush=True,
-        )  # fmt: skip
-    return min(failed, 1)
+        part = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        log = part.stdout + part.stderr
+        with (_FOLDER / f"{name}.log").open("a") as file:
+            file.write(log)
+        counted = re.search(r"number_of_executed_units: (\d+)", log)
+        executions += int(counted[1]) if counted else 0
+        if part.returncode:
+            return executions, part.returncode
+    return executions, 0
 
 
 def _compiled() -> list[str]:
