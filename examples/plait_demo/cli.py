@@ -47,12 +47,14 @@ def demo_command(
     # Typer's help must not wait for torch, nor be lost where it isn't installed.
     try:
         from plait_demo.quiet import quiet_libraries
+
+        # First: some of what it says is read as a library is imported.
+        quiet_libraries()
         from plait_demo.run import run_demo
     except ModuleNotFoundError as error:
         raise NotInstalledError(
             f"`plait demo` needs {error.name}", remedy="pip install 'plait[demo]'"
         ) from error
-    quiet_libraries()
     # The same tidy end for a terminated demo as for one that Ctrl-C ends.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     summary = run_demo(
