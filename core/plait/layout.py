@@ -64,9 +64,9 @@ class TensorSpec:
     def __post_init__(self) -> None:
         _check_name(self.name)
         if self.dtype not in DTYPE_BITS:
-            raise LayoutInvalid(f"tensor {self.name!r} has the unknown dtype {self.dtype!r}")
+            raise LayoutInvalid(f"tensor {self.name!r} has the unknown dtype {self.dtype!r:.80}")
         if len(self.shape) > TENSOR_RANK_MAX or any(side < 0 for side in self.shape):
-            raise LayoutInvalid(f"tensor {self.name!r} has the impossible shape {self.shape}")
+            raise LayoutInvalid(f"tensor {self.name!r} has the impossible shape {self.shape!s:.80}")
         elements = math.prod(side for side in self.shape if side)
         if elements > TENSOR_ELEMENTS_MAX:
             raise LimitExceeded(
@@ -213,7 +213,7 @@ def _check_name(name: str) -> None:
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise LayoutInvalid(f"tensor name is not valid Unicode: {name!r}") from error
+        raise LayoutInvalid(f"tensor name is not valid Unicode: {name!r:.80}") from error
     if not 0 < size <= TENSOR_NAME_BYTES_MAX:
         raise LayoutInvalid(f"tensor name of {size} bytes; at most {TENSOR_NAME_BYTES_MAX}")
     if name == "__metadata__" or "\0" in name:

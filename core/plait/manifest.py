@@ -237,7 +237,7 @@ class Manifest:
         canonical.check_header(document, expected_format=MANIFEST_FORMAT)
         row = parse_object(document, _MANIFEST_FIELDS, "manifest")
         if row["kind"] not in ("delta", "anchor") or not isinstance(row["external"], bool):
-            raise DocumentInvalid(f"unknown kind of manifest: {row['kind']!r}")
+            raise DocumentInvalid(f"unknown kind of manifest: {row['kind']!r:.80}")
         if not isinstance(row["chunks"], list) or not isinstance(row["side_files"], list):
             raise DocumentInvalid("'chunks' and 'side_files' must be lists")
         canonical.check_length(row["chunks"], CHUNKS_PER_MANIFEST_MAX, "chunks")

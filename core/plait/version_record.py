@@ -87,7 +87,7 @@ class VersionRecord:
         canonical.check_header(document, expected_format=RECORD_FORMAT)
         row = parse_object(document, _RECORD_FIELDS, "version record")
         if row["proof"] not in ("full", "incremental", "unproven"):
-            raise DocumentInvalid(f"unknown proof: {row['proof']!r}")
+            raise DocumentInvalid(f"unknown proof: {row['proof']!r:.80}")
         if not isinstance(row["nonce"], str) or not 16 <= len(row["nonce"]) <= 64:
             raise DocumentInvalid("a version record's nonce is a string of 16 to 64 characters")
         if not isinstance(row["metadata"], dict):

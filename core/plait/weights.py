@@ -43,7 +43,7 @@ class ArrayWeights:
     read-only, so that no write gets lost in the copy.
 
     Args:
-        arrays: one for each tensor, of its item size; of its shape, or flat.
+        arrays: one for each tensor, of its item size; of its shape, or flat (packed ones: flat).
     Raises:
         LayoutChanged: a tensor is missing, unknown, of another size or shape, or no array of
             little-endian numbers.
@@ -65,9 +65,10 @@ class ArrayWeights:
 
 
 def _array_bits(tensor: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
-    flat = array.ndim == 1 and array.size == tensor.items
+    # An array of a packed tensor's shape has more items than the tensor.
+    shaped = array.ndim == 1 or array.shape == tensor.shape
     fits = array.dtype.itemsize == tensor.item_bytes and _holds_bits(array.dtype)
-    if not fits or not (flat or array.shape == tensor.shape):
+    if not (fits and shaped and array.size == tensor.items):
         raise LayoutChanged(
             f"{tensor.name!r} is {array.dtype.str}{list(array.shape)}, "
             f"expected {tensor.dtype}{list(tensor.shape)}"

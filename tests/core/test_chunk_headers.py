@@ -67,6 +67,29 @@ def test_a_header_is_nested_no_deeper_than_a_document() -> None:
         read_chunk(put_together(b"[" * 100, None, PLANES))
 
 
+def directory_with(*planes: str) -> dict[str, Any]:
+    (row,) = DIRECTORY["frames"]
+    return DIRECTORY | {"frames": [row | {"planes": [[name, 9, 9] for name in planes]}]}
+
+
+LONG = "A" * 1_000_000
+QUOTED = {
+    "a long key": put_together(HEADER | {LONG: {}}, None, PLANES),
+    "half of a surrogate pair": put_together(HEADER | {"\ud800": {}}, None, PLANES),
+    "a terminal's command": put_together(HEADER | {"\x1b[2J": {}}, None, PLANES),
+    "a long plane": put_together(HEADER, directory_with(LONG), PLANES),
+    "a long plane twice": put_together(HEADER, directory_with(LONG, LONG), PLANES),
+}
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_a_refusal_quotes_a_little_of_a_header_and_printably(name: str) -> None:
+    with pytest.raises(ChunkInvalid) as refusal:
+        read_chunk(QUOTED[name])
+    assert len(refusal.value.message) < 300
+    assert refusal.value.message.isprintable()
+
+
 def planes_named(*names: str) -> dict[str, Any]:
     return {"planes": [[name, 9, 9] for name in names]}
 

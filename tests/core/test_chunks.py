@@ -78,6 +78,27 @@ def test_many_small_frames_keep_the_header_within_its_limit() -> None:
         assert tuple(frame.number for frame in read_chunk(chunk.data).frames) == chunk.frames
 
 
+def test_frames_of_several_slots_fill_a_chunk_of_each() -> None:
+    third = CHUNK_BYTES_AIM // 3
+    frames = [frame_of_size(number, third) for number in range(9)]
+    chunks = list(pack_chunks(frames, slot=[0, 1, 0, 1, 0, 0, 0, 0, 0]))
+    assert [(chunk.slot, chunk.frames) for chunk in chunks] == [
+        (0, (0, 2, 4)), (0, (5, 6, 7)), (0, (8,)), (1, (1, 3)),
+    ]  # fmt: skip
+
+
+def test_packing_asks_each_frame_for_its_size_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def stored_size(frame: EncodedFrame) -> int:
+        asked.append(frame.number)
+        return sum(plane.stored_size for plane in frame.planes)
+
+    monkeypatch.setattr(EncodedFrame, "stored_size", property(stored_size))
+    assert len(list(pack_chunks(frame_of_size(number, 1) for number in range(50)))) == 1
+    assert asked == list(range(50))
+
+
 def test_nothing_changed_makes_no_chunk() -> None:
     assert list(pack_chunks([])) == []
     assert list(pack_chunks([EncodedFrame(0, "delta", 0, (), ZERO)])) == []

@@ -49,6 +49,16 @@ def test_any_division_into_runs_finds_what_one_pass_finds(
     assert found.increment == expected.increment
 
 
+def test_a_run_of_no_items_changes_nothing() -> None:
+    comparison, none = Comparison(FRAME), np.empty(0, np.uint16)
+    zeros, ones = np.zeros(5, np.uint16), np.ones(5, np.uint16)
+    comparison.add_run(none, none, first_word=0, offset=0)
+    comparison.add_run(zeros, ones, first_word=2, offset=2)
+    comparison.add_run(none, none, first_word=10, offset=10)
+    assert comparison.delta().positions.tolist() == [2, 3, 4, 5, 6]
+    assert Comparison(FRAME).delta().count == 0
+
+
 @pytest.mark.parametrize(
     ("old", "new", "offset", "why"),
     [

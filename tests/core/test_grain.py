@@ -210,6 +210,8 @@ def test_a_config_names_its_key_value_heads() -> None:
     assert kv_heads_of({"num_attention_heads": 16}) == 16
     assert kv_heads_of({"text_config": {"num_key_value_heads": 4}}) == 4
     assert kv_heads_of({}) is None
+    for none in (0, -1, True, 8.0, None):
+        assert kv_heads_of({"num_attention_heads": none}) is None
 
 
 def encoded(cut: SlottedCut, old: ArrayWeights, new: ArrayWeights) -> list[codec.Chunk]:

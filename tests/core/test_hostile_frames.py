@@ -261,6 +261,9 @@ def test_planes_that_no_frame_has_are_refused() -> None:
     for planes in ((Plane("gaps", 1, b"\0"),), (plane, plane), (plane, Plane("class", 1, b"\0"))):
         with pytest.raises(ChunkInvalid, match="wrong planes"):
             EncodedFrame(0, "delta", 1, planes, ZERO)
+    with pytest.raises(ChunkInvalid, match="wrong planes") as refusal:
+        EncodedFrame(0, "delta", 1, (Plane("x" * 10_000, 1, b"\0"),), ZERO)
+    assert len(refusal.value.message) < 300
     with pytest.raises(ChunkInvalid, match="unknown mode"):
         EncodedFrame(0, "sparse", 1, (plane,), ZERO)  # type: ignore[arg-type]
     for raw_size, data in ((0, b""), (1, b""), (1, b"ab")):
@@ -347,6 +350,8 @@ def test_a_delta_can_t_exist_with_bad_positions_or_differences() -> None:
     at = np.array([1, 5], np.uint32)
     by = np.array([1, 2], np.uint16)
     assert deltas_of(at, by).count == 2
+    with pytest.raises(ChunkInvalid, match="3-byte items"):
+        FrameDelta(3, at, by, ZERO)
     for positions, differences in (
         (at[::-1], by),
         (np.array([5, 5], np.uint32), by),

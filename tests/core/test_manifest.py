@@ -144,6 +144,7 @@ def two_chunks() -> dict[str, Any]:
     ("document", "error", "why"),
     [
         (anchor_fields(kind="snapshot"), DocumentInvalid, "unknown kind"),
+        (anchor_fields(kind="a" * 10_000), DocumentInvalid, "unknown kind"),
         (anchor_fields(kind="delta"), DocumentInvalid, "a delta has a base"),
         (anchor_fields(**{"from": "0" * 32}), DocumentInvalid, "an anchor has none"),
         (anchor_fields(to=None), DocumentInvalid, "fingerprint"),
@@ -189,8 +190,9 @@ def two_chunks() -> dict[str, Any]:
 def test_a_manifest_that_contradicts_itself_is_refused(
     document: dict[str, Any], error: type[FormatError], why: str
 ) -> None:
-    with pytest.raises(error, match=why):
+    with pytest.raises(error, match=why) as refusal:
         Manifest.parse(canonical.serialize(document))
+    assert len(refusal.value.message) < 400
 
 
 def test_a_delta_without_a_base_or_with_side_files_is_refused() -> None:
@@ -229,6 +231,7 @@ def test_a_version_record_survives_its_document_and_its_nonce_tells_apart() -> N
         ({"parent": "main"}, DocumentInvalid),
         ({"fingerprint": "00"}, DocumentInvalid),
         ({"proof": "sworn"}, DocumentInvalid),
+        ({"proof": "a" * 10_000}, DocumentInvalid),
         ({"proof": None}, DocumentInvalid),
         ({"nonce": "short"}, DocumentInvalid),
         ({"nonce": "x" * 65}, DocumentInvalid),
@@ -243,8 +246,9 @@ def test_a_version_record_survives_its_document_and_its_nonce_tells_apart() -> N
 def test_a_broken_version_record_is_refused(
     fields: dict[str, Any], error: type[FormatError]
 ) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error) as refusal:
         VersionRecord.parse(canonical.serialize(record().to_document() | fields))
+    assert len(refusal.value.message) < 300
 
 
 @pytest.mark.parametrize("name", ["main", "dc-eu-1", "Qwen3_0.6B", "7b", "1.0"])

@@ -1,13 +1,16 @@
 """A sweep: laid out once, it finds in every version what each frame alone finds."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from plait import codec
 from plait.codec import sweep
 from plait.codec.algebra import FrameDelta
+from plait.codec.stretches import stretches
 from plait.codec.sweep import Sweep, rounds
 from plait.cut import Cut, FrameSpec, Segment, plain_cut
 from plait.errors import LayoutChanged
@@ -16,6 +19,7 @@ from plait.layout import Layout, TensorSpec
 from plait.weights import ArrayWeights
 from tests.core.strategies import changed_weights, random_weights
 
+Items = NDArray[Any]
 WIDE, NARROW = "w.down_proj.weight", "n.down_proj.weight"
 
 
@@ -85,6 +89,32 @@ def test_parts_come_in_the_order_of_the_frame_not_of_the_layout() -> None:
     new = changed_weights(old, 6, 0.8)
     found = codec.detect_frames([backward, rest], old, new)
     assert_as_alone(found, (backward, rest), old, new)
+
+
+def test_frames_that_share_items_are_each_found_whole() -> None:
+    spec = Layout.of([TensorSpec("a", "BF16", (64, 64))])
+    rows, columns = Segment(0, 64 * 64, 0, 1), Segment(16, 16, 64, 64)
+    frames = tuple(FrameSpec(2, (segment,)) for segment in [rows, columns] * 40)
+    old = random_weights(spec, 1)
+    new = changed_weights(old, 2, 1.0)
+    assert_as_alone(codec.detect_frames(frames, old, new), frames, old, new)
+    parts = sweep.parts_by_tensor(frames, spec)[0]
+    for block in (None, 100):
+
+        def read(tensor: TensorSpec, start: int, stop: int) -> tuple[Items, Items]:
+            return old.bits(tensor.name)[start:stop], new.bits(tensor.name)[start:stop]
+
+        joined = sweep.join(frames, sweep.compare(parts, read, block=block))
+        assert_as_alone(joined, frames, old, new)
+
+
+def test_a_stretch_has_room_for_whatever_its_parts_may_find() -> None:
+    spec = Layout.of([TensorSpec("a", "BF16", (6, 8))])
+    whole, columns = Segment(0, 48, 0, 1), Segment(2, 2, 8, 6)
+    for segments, room in (([whole] * 3, 144), ([whole, columns], 60), ([columns], 42)):
+        frames = [FrameSpec(2, (segment,)) for segment in segments]
+        (stretch,) = stretches(sweep.parts_by_tensor(frames, spec)[0], 1 << 10)
+        assert stretch.room == room
 
 
 def test_threads_share_a_sweep() -> None:

@@ -65,6 +65,10 @@ def test_missing_unknown_or_reshaped_tensors_are_refused() -> None:
         with pytest.raises(LayoutChanged):
             ArrayWeights(GRID, arrays)
     ArrayWeights(GRID, {"w": array.reshape(-1)})
+    packed = Layout.of([TensorSpec("p", "F4", (2, 8))])
+    ArrayWeights(packed, {"p": np.zeros(8, np.uint8)})
+    with pytest.raises(LayoutChanged, match=r"expected F4\[2, 8\]"):
+        ArrayWeights(packed, {"p": np.zeros((2, 8), np.uint8)})
 
 
 @pytest.mark.parametrize("dtype", [">u2", ">i2", ">f2", "<U1", "S2", "O", "<M8[s]", ">c8", "i1,i1"])

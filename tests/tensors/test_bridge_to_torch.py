@@ -158,6 +158,9 @@ def test_positions_outside_are_refused_before_a_write(positions: list[int]) -> N
         scatter_at(flat, wrong, np.zeros(len(positions), np.uint16))
     with pytest.raises(UsageError, match="can't be written"):
         scatter_at(flat, np.array([0, 1]), np.zeros(1, np.uint16))
+    for dtype in (np.float16, np.int16, np.uint32):
+        with pytest.raises(UsageError, match="can't be written"):
+            scatter_at(flat, np.array([0]), np.ones(1, dtype))
     assert torch.equal(flat, before)
 
 

@@ -37,7 +37,7 @@ class FrameDelta:
             `increment_on` computes it from live weights.
 
     Raises:
-        ChunkInvalid: positions or differences break these rules.
+        ChunkInvalid: its parts break these rules.
     """
 
     item_bytes: int
@@ -46,7 +46,9 @@ class FrameDelta:
     increment: Fingerprint
 
     def __post_init__(self) -> None:
-        wanted = UNSIGNED[self.item_bytes]
+        wanted = UNSIGNED.get(self.item_bytes)
+        if wanted is None:
+            raise ChunkInvalid(f"a delta of {self.item_bytes}-byte items; expected 1, 2, 4 or 8")
         if self.positions.dtype != np.uint32 or self.differences.dtype != wanted:
             raise ChunkInvalid(
                 f"a delta has uint32 positions and {wanted} differences, got "
@@ -166,7 +168,7 @@ class Comparison:
 
 def _slices(run: int, repeats: int) -> Iterator[tuple[int, int, int, int]]:
     """Parts of at most _SCAN_ITEMS items: first row, rows, first item of a row, items of a row."""
-    rows = max(_SCAN_ITEMS // run, 1)
+    rows = max(_SCAN_ITEMS // max(run, 1), 1)
     for row in range(0, repeats, rows):
         for item in range(0, run, _SCAN_ITEMS):
             yield row, min(rows, repeats - row), item, min(_SCAN_ITEMS, run - item)

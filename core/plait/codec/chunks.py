@@ -5,6 +5,7 @@ that part.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -78,6 +79,7 @@ def pack_chunks(frames: Iterable[EncodedFrame], slot: int | Sequence[int] = 0) -
         UsageError: the numbers don't increase, or a frame has no slot.
     """
     held: dict[int, list[EncodedFrame]] = {}
+    sizes: dict[int, int] = defaultdict(int)
     last = -1
     for frame in frames:
         if frame.number <= last:
@@ -85,13 +87,14 @@ def pack_chunks(frames: Iterable[EncodedFrame], slot: int | Sequence[int] = 0) -
         last = frame.number
         if not frame.count:
             continue
-        group = held.setdefault(_slot_of(frame, slot), [])
-        size = sum(other.stored_size for other in group) + frame.stored_size
-        if group and (size > CHUNK_BYTES_AIM or len(group) == _FRAMES_PER_CHUNK):
-            chunk = _chunk(group, _slot_of(frame, slot))
+        own, size = _slot_of(frame, slot), frame.stored_size
+        group = held.setdefault(own, [])
+        if group and (sizes[own] + size > CHUNK_BYTES_AIM or len(group) == _FRAMES_PER_CHUNK):
+            chunk, sizes[own] = _chunk(group, own), 0
             group.clear()  # before whoever takes the chunk does anything with it
             yield chunk
         group.append(frame)
+        sizes[own] += size
     for number in sorted(held):
         yield _chunk(held[number], number)
 
@@ -253,7 +256,7 @@ def _check_tensors(header: Mapping[str, Any], rows: list[FrameRow], size: int) -
             for key in tensors | expected
             if key not in expected or _as_text(tensors.get(key)) != _as_text(expected[key])
         )
-        raise ChunkInvalid(f"tensors and directory of the chunk disagree: {', '.join(odd[:4])}")
+        raise ChunkInvalid(f"tensors and directory of the chunk disagree: {odd[:4]!r:.200}")
     if end != size:
         raise ChunkInvalid(f"chunk holds {size} bytes of planes, its directory {end}")
 

@@ -114,7 +114,7 @@ def _parse_row(row: object, start: int) -> FrameRow:
     sizes = tuple(_parse_plane(plane, number) for plane in planes)
     names = [name for name, _, _ in sizes]
     if names != sorted(set(names)):
-        raise DocumentInvalid(f"frame {number}: planes are sorted and named once: {names[:16]}")
+        raise DocumentInvalid(f"frame {number}: planes are sorted and named once: {names!s:.200}")
     end = start + sum(size for _, _, size in sizes)
     increment = Fingerprint.parse(row["increment"])
     return FrameRow(number, mode, count, sizes, row["xxh3"], increment, start, end)

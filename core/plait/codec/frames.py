@@ -75,7 +75,9 @@ class EncodedFrame:
             )
         names = [plane.name for plane in self.planes]
         if names != sorted(set(names)) or not _NAMES[self.mode].issuperset(names):
-            raise ChunkInvalid(f"frame {self.number} has wrong planes for {self.mode}: {names}")
+            raise ChunkInvalid(
+                f"frame {self.number} has wrong planes for {self.mode}: {names!s:.200}"
+            )
 
     @property
     def stored_size(self) -> int:

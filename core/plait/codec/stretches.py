@@ -52,11 +52,18 @@ class Stretch:
     def parts(self) -> int:
         return self.frames.size
 
+    @property
+    def room(self) -> int:
+        """Most changes that a scan can find: an item counts in each part that it lies in."""
+        if self.owner is not None:
+            return self.stop - self.start
+        return int((self.table[:, 1] * self.table[:, 3]).sum())
+
     def scan(
         self, old: NDArray[Any], new: NDArray[Any], scratch: "Scratch",
         ends: NDArray[np.int64], lanes: NDArray[np.uint64],
     ) -> None:  # fmt: skip
-        """Appends the parts' changes to the scratch, which has room for them.
+        """Appends the parts' changes to the scratch, which has `room` for them.
 
         Args:
             old, new: the stretch's items, contiguous and read-only, of the tensor's unsigned type.

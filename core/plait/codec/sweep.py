@@ -38,7 +38,7 @@ class Sweep:
         rounds: numbers of adjacent frames that are worth a pass together; others are alone.
 
     Args:
-        frames: of a cut that was checked against the layout; they share no item.
+        frames: of a cut that was checked against the layout.
     """
 
     def __init__(self, frames: Sequence[FrameSpec], layout: Layout) -> None:
@@ -64,7 +64,7 @@ class Sweep:
 
 
 def detect_frames(frames: Sequence[FrameSpec], old: Weights, new: Weights) -> list[FrameDelta]:
-    """What `detect` finds in each of these frames, which share no item.
+    """What `detect` finds in each of these frames.
 
     Raises:
         LayoutChanged: the two have different layouts.
@@ -100,7 +100,7 @@ class _Pass:
             before, after = readable_bits(old, tensor), readable_bits(new, tensor)
             for stretch in group:
                 first, stop, end = stretch.start, stretch.stop, done + stretch.parts
-                scratch.make_room(tensor.item_bytes, int(ends[done]), stop - first)
+                scratch.make_room(tensor.item_bytes, int(ends[done]), stretch.room)
                 here = before[first:stop], after[first:stop]
                 stretch.scan(*here, scratch, ends[done : end + 1], lanes[done:end])
                 done = end
@@ -185,7 +185,7 @@ def compare(
             _checked(bits, stretch.tensor, items)
             for bits in read(stretch.tensor, stretch.start, stretch.stop)
         )
-        scratch.make_room(stretch.tensor.item_bytes, 0, items)
+        scratch.make_room(stretch.tensor.item_bytes, 0, stretch.room)
         yield from _found(stretch, old, new, scratch)
 
 

@@ -50,10 +50,14 @@ DEFAULT_RULES: Final[Rules] = (*EXPERT_RULES, *DENSE_RULES)
 
 
 def kv_heads_of(config: Mapping[str, Any]) -> int | None:
-    """Key-value heads that a Hugging Face `config.json` states, of the text model if nested."""
+    """Key-value heads that a Hugging Face `config.json` states, of the text model if nested.
+
+    None where it states none, or no number from 1 up.
+    """
     inner = config.get("text_config")
     for fields in (config, inner if isinstance(inner, Mapping) else {}):
         for name in ("num_key_value_heads", "num_attention_heads"):
-            if isinstance(fields.get(name), int):
-                return int(fields[name])
+            heads = fields.get(name)
+            if type(heads) is int and heads > 0:
+                return heads
     return None

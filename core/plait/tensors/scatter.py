@@ -51,10 +51,10 @@ def scatter_at(flat: torch.Tensor, positions: NDArray[np.int64], items: NDArray[
         positions: 1-d int64, each once.
         items: unsigned integers of flat's item size, as many as positions.
     Raises:
-        UsageError: a position outside `flat`, or items of another size or number.
+        UsageError: a position outside `flat`, or items of another dtype or number.
     """
     _check_bounds(flat, positions)
-    if items.shape != positions.shape or items.itemsize != flat.element_size():
+    if items.shape != positions.shape or items.dtype != UNSIGNED[flat.element_size()]:
         raise UsageError(
             f"{items.dtype}{list(items.shape)} can't be written to {positions.size} items "
             f"of {flat.element_size()} bytes"
