@@ -151,7 +151,7 @@ class CheckoutFolder:
         with disk_errors(f"read {path}"):
             try:
                 return CheckoutState.parse(read_regular(path), path)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return None
 
     @property
@@ -396,7 +396,7 @@ def open_checkout_folder(path: Path) -> Iterator[CheckoutFolder]:
     inner = path / STATE_FOLDER
     with disk_errors(f"open {path}"):
         if existed and not path.is_dir():
-            raise UsageError(f"{path} isn't a folder")
+            raise UsageError(f"{path} isn't a folder", remedy="choose a new or empty folder")
         if existed and not inner.is_dir() and any(path.iterdir()):
             raise UsageError(
                 f"{path} isn't empty and isn't a checkout of plait's; nothing was written",

@@ -191,7 +191,11 @@ def _contradiction(named: Mapping[str, object], held: Mapping[str, str]) -> str:
 
 def _weight_files(folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
-        raise CheckpointInvalid(f"{folder} isn't a folder")
+        there = os.path.lexists(folder)
+        raise CheckpointInvalid(
+            f"{folder} isn't a folder" if there else f"there is no folder {folder}",
+            remedy="name the folder that holds the .safetensors files",
+        )
     names = sorted(p.name for p in folder.iterdir() if p.suffix == SUFFIX and p.name != SUFFIX)
     names = [name for name in names if not name.startswith(".")]
     if not names:

@@ -19,6 +19,7 @@ from plait.errors import (
     UsageError,
 )
 from plait.wire import Problem, error_of
+from plait_client.address import shown
 
 ATTEMPTS: Final = 4
 _BACKOFF_SECONDS: Final = 0.25
@@ -33,7 +34,12 @@ Document = TypeVar("Document", bound=BaseModel)
 
 
 class HttpTransport:
-    """Requests to one registry. Safe to share between threads."""
+    """Requests to one registry. Safe to share between threads.
+
+    Attributes:
+        shown_url: its address as messages show it.
+        timeout: seconds that the registry may be silent.
+    """
 
     def __init__(
         self,
@@ -53,20 +59,22 @@ class HttpTransport:
         headers = {"User-Agent": "plait"}
         if token:
             headers["Authorization"] = f"Bearer {_sendable(token)}"
-        self.url = url.rstrip("/")
+        self.shown_url = shown(url.rstrip("/"))
         self.timeout = timeout
         self._attempts = attempts
         try:
-            if httpx.URL(self.url).scheme not in ("http", "https") or not httpx.URL(self.url).host:
-                raise UsageError(f"{url!r} isn't the address of a registry; expected http(s)://…")
+            address = httpx.URL(url.rstrip("/"))
+            if address.scheme not in ("http", "https") or not address.host:
+                raise _no_address(url)
             self._client = httpx.Client(
-                base_url=self.url,
+                base_url=address,
                 headers=headers,
                 timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
                 transport=transport,
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise UsageError(f"{url!r} isn't the address of a registry: {error}") from error
+            # A part of the password may be what can't be read as a port or a host.
+            raise _no_address(url, "" if "@" in url else str(error)) from error
         except (ImportError, OSError) as error:
             # httpx reads proxies (ALL_PROXY) and certificates (SSL_CERT_FILE) there.
             raise UsageError(
@@ -119,7 +127,7 @@ class HttpTransport:
             response = self._client.request(method, path, **content)
         except httpx.HTTPError as error:
             raise RegistryUnavailable(
-                f"no answer from the registry at {self.url}: {_words(error)}",
+                f"no answer from the registry at {self.shown_url}: {_words(error)}",
                 remedy="is it running, and is PLAIT_URL its address? This call may be repeated",
                 sent=not isinstance(error, _NEVER_SENT),
             ) from error
@@ -129,13 +137,15 @@ class HttpTransport:
             if not self._client.is_closed:
                 raise
             raise UsageError(
-                f"the client of {self.url} is closed",
+                f"the client of {self.shown_url} is closed",
                 remedy="close what uses a client (a publisher, a follower) before the client",
             ) from error
         if response.status_code >= 400:
             raise _refusal(response)
         if response.status_code >= 300 and response.status_code != 304:
-            raise ServiceError(f"{self.url} redirects {path} elsewhere: is it a plait registry?")
+            raise ServiceError(
+                f"{self.shown_url} redirects {path} elsewhere: is it a plait registry?"
+            )
         return response
 
 
@@ -149,8 +159,8 @@ def parsed(model: type[Document], response: httpx.Response) -> Document:
         return model.model_validate_json(response.content)
     except ValidationError as error:
         raise ServiceError(
-            f"{response.request.url} answered with something that isn't a {model.__name__}: "
-            f"{str(error)[:400]}",
+            f"{shown(str(response.request.url))} answered with something that isn't a "
+            f"{model.__name__}: {str(error)[:400]}",
             remedy="is PLAIT_URL the address of a plait registry of this release?",
         ) from error
 
@@ -171,7 +181,8 @@ def _problem(response: httpx.Response) -> PlaitError:
     except ValidationError:
         # Not the registry's own words: a proxy's page, or another service.
         message = (
-            f"{response.request.method} {response.request.url} answered {response.status_code}"
+            f"{response.request.method} {shown(str(response.request.url))} answered "
+            f"{response.status_code}"
         )
         if response.status_code in _UNREADY:
             return RegistryUnavailable(message)
@@ -187,6 +198,14 @@ def _pause(attempt: int, retry_after: object) -> float:
     asked = min(float(retry_after), _RETRY_AFTER_MOST) if isinstance(retry_after, int) else 0.0
     # Jitter keeps a fleet that was cut off together from coming back together.
     return max(asked, random.uniform(longest / 2, longest))
+
+
+def _no_address(url: str, why: str = "") -> UsageError:
+    words = f"{shown(url)!r} isn't the address of a registry"
+    return UsageError(
+        f"{words}: {why}" if why else words,
+        remedy="expected http(s)://HOST:PORT (PLAIT_URL)",
+    )
 
 
 def _words(error: httpx.HTTPError) -> str:

@@ -12,6 +12,7 @@ import typer
 import plait_client
 from plait.errors import PlaitError, RegistryUnavailable
 from plait.store import open_store
+from plait_client.address import shown
 from plait_client.cache import ChunkCache
 from plait_client.connection import connected, registry_url
 from plait_client.disk import disk_errors, write_atomically
@@ -69,7 +70,7 @@ def _cache() -> str:
 
 def _registry(client: RegistryClient) -> str:
     config = client.config()
-    return f"{registry_url()}: plait {config.version} (this is {plait_client.__version__})"
+    return f"{shown(registry_url())}: plait {config.version} (this is {plait_client.__version__})"
 
 
 def _clock(client: RegistryClient) -> str:

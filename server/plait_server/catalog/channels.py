@@ -6,12 +6,13 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, Select, select, update
 from sqlalchemy.exc import IntegrityError
 
-from plait.errors import AlreadyExists, ConflictError, GenerationMoved, HeadMoved, NotFound
+from plait.errors import AlreadyExists, ConflictError, GenerationMoved, HeadMoved
 from plait.lineage import DigestRef, Ref, SeqRef
 from plait.wire import ChannelDocument, ChannelEvent, MoveKind, MoveRequest
 from plait_server import failpoints
 from plait_server.catalog import events
 from plait_server.catalog import versions as versions_sql
+from plait_server.catalog.refusals import no_channel
 from plait_server.catalog.tables import channel_events, channels, policies, states, versions
 from plait_server.clock import now, wire_time
 
@@ -81,7 +82,7 @@ def find(connection: Connection, owner: int, name: str, epoch: str) -> ChannelDo
 def one(connection: Connection, owner: int, name: str, epoch: str) -> ChannelDocument:
     found = find(connection, owner, name, epoch)
     if found is None:
-        raise NotFound(f"no channel {name!r}", channel=name)
+        raise no_channel(connection, owner, name)
     return found
 
 
@@ -103,7 +104,7 @@ def history(
 def _require(connection: Connection, owner: int, name: str) -> None:
     here = (channels.c.policy_id == owner) & (channels.c.name == name)
     if connection.scalar(select(channels.c.generation).where(here)) is None:
-        raise NotFound(f"no channel {name!r}", channel=name)
+        raise no_channel(connection, owner, name)
 
 
 def _event(row: Row[Any]) -> ChannelEvent:
@@ -123,7 +124,12 @@ def create(
 ) -> ChannelDocument:
     """Generation 1 of a channel. The policy is locked."""
     if find(connection, owner, name, epoch) is not None:
-        raise AlreadyExists(f"a channel {name!r} exists already", channel=name)
+        raise AlreadyExists(
+            f"policy {policy!r} has a channel {name!r} already",
+            remedy=f"`plait channel move {policy} {name} --to REF` moves it",
+            policy=policy,
+            channel=name,
+        )
     target = versions_sql.id_of(connection, owner, to)
     point(connection, owner, name, target, kind="create", reason="", actor=actor)
     document = one(connection, owner, name, epoch)

@@ -5,9 +5,10 @@ from collections import defaultdict
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
-from plait.errors import AlreadyExists, NotFound
+from plait.errors import AlreadyExists
 from plait.wire import PolicyDocument
 from plait_server.catalog import events
+from plait_server.catalog.refusals import no_policy
 from plait_server.catalog.tables import channels, policies
 from plait_server.clock import now, wire_time
 
@@ -47,5 +48,5 @@ def listing(connection: Connection, name: str | None = None) -> list[PolicyDocum
 def one(connection: Connection, name: str) -> PolicyDocument:
     found = listing(connection, name)
     if not found:
-        raise NotFound(f"no policy {name!r}", policy=name)
+        raise no_policy(name)
     return found[0]

@@ -1,9 +1,48 @@
-"""Refusals that the checks before a commit and the commit itself share."""
+"""Refusals that the catalog's files share."""
 
 from collections.abc import Collection
 
-from plait.errors import AlreadyExists, ChunkMissing
+from sqlalchemy import Connection, select
+
+from plait.errors import AlreadyExists, ChunkMissing, NotFound
 from plait.wire import VersionDocument
+from plait_server.catalog.tables import policies
+
+
+def no_policy(name: str) -> NotFound:
+    """To be raised: no policy has this name."""
+    return NotFound(
+        f"no policy {name!r}",
+        remedy="is its name right, and is PLAIT_URL its registry? "
+        "`plait publish DIR --policy NAME` makes a new one",
+        policy=name,
+    )
+
+
+def no_channel(connection: Connection, owner: int, channel: str) -> NotFound:
+    """To be raised: the policy has no such channel."""
+    policy = _name_of(connection, owner)
+    return NotFound(
+        f"policy {policy!r} has no channel {channel!r}",
+        remedy=f"`plait channel list {policy}` names those that it has",
+        policy=policy,
+        channel=channel,
+    )
+
+
+def no_version(connection: Connection, owner: int, ref: str) -> NotFound:
+    """To be raised: the policy has no version that `ref` would name."""
+    policy = _name_of(connection, owner)
+    return NotFound(
+        f"policy {policy!r} has no version {ref}",
+        remedy=f"`plait log {policy}` names those that it has",
+        policy=policy,
+        version=ref,
+    )
+
+
+def _name_of(connection: Connection, owner: int) -> str:
+    return str(connection.scalar(select(policies.c.name).where(policies.c.id == owner)))
 
 
 def require_chunks(missing: Collection[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from plait.errors import NotFound
+from plait_server.catalog.refusals import no_policy
 from plait_server.catalog.tables import policies
 
 
@@ -31,5 +31,5 @@ def policy_id(connection: Connection, name: str, *, lock: bool = False) -> int:
     query = select(policies.c.id).where(policies.c.name == name)
     found = connection.scalar(query.with_for_update() if lock else query)
     if found is None:
-        raise NotFound(f"no policy {name!r}", policy=name)
+        raise no_policy(name)
     return int(found)

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from sqlalchemy import BigInteger, Connection, Row, Select, literal, select
 
-from plait.errors import NotFound
 from plait.lineage import ChannelRef, DigestRef, Ref, SeqRef, State
 from plait.wire import VersionDocument
+from plait_server.catalog.refusals import no_channel, no_version
 from plait_server.catalog.tables import channels, manifests, policies, states, versions
 from plait_server.clock import wire_time
 
@@ -114,7 +114,7 @@ def id_of(connection: Connection, owner: int, ref: Ref) -> int:
         )
         found = connection.scalar(query)
         if found is None:
-            raise NotFound(f"no channel {ref.channel!r}", channel=ref.channel)
+            raise no_channel(connection, owner, ref.channel)
         if ref.back:
             found = _ancestor(connection, found, ref.back)
     else:
@@ -122,7 +122,7 @@ def id_of(connection: Connection, owner: int, ref: Ref) -> int:
         query = select(versions.c.id).where(versions.c.policy_id == owner, condition)
         found = connection.scalar(query)
     if found is None:
-        raise NotFound(f"no version {ref}", version=str(ref))
+        raise no_version(connection, owner, str(ref))
     return found
 
 
